@@ -1,0 +1,68 @@
+# `make` lists the commands. Everything here is a short name for a command that also works without make.
+SHELL := /bin/sh
+PYTHON := .venv/bin/python3
+PATH := $(CURDIR)/.venv/bin:$(PATH)
+export PATH
+SCENARIO ?= default
+SEEDS ?= 50
+HOSTS ?= 1
+.DEFAULT_GOAL := help
+
+.PHONY: help venv venv-test demo demo-down test lint unit lab-test molecule faults bench lab-up lab-down plan apply status bump docs bundle
+
+help: ## List the commands
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: ## Virtual environment for operating (ansible-core, ansible-runner)
+	@tools/venv.sh .venv operator
+
+venv-test:
+	@tools/venv.sh .venv test
+
+plan: venv ## Preview on this Spark, or INVENTORY=..., or HOST=me@spark.local (changes nothing)
+	@tools/apply.sh plan
+
+apply: venv ## Provision this Spark, or INVENTORY=..., or HOST=me@spark.local; ADOPT=1 takes over a running server; DETACH=1
+	@tools/apply.sh apply
+
+status: venv ## Wanted against running, per host
+	@.venv/bin/ansible-playbook status.yml $(if $(INVENTORY),-i $(INVENTORY)) $(ARGS)
+
+bump: venv ## Move the pin: TAG=v0.6.6
+	@$(PYTHON) tools/bump.py "$(TAG)"
+
+demo: venv-test ## One simulated Spark on this machine, provisioned over SSH and asked for the capital of France (root)
+	@$(PYTHON) tools/demo.py
+
+demo-down: ## Take the demo down
+	@$(PYTHON) -m lab down --name demo
+
+lab-up: venv-test ## HOSTS=n simulated Sparks to play with (root)
+	@$(PYTHON) -m lab needs --install && $(PYTHON) -m lab up $(HOSTS) --name lab
+
+lab-down: ## Take them down
+	@$(PYTHON) -m lab down --name lab
+
+test: venv-test ## Everything a change must pass: lint, unit tests, simulated Sparks (root; up to 25 minutes)
+	@$(PYTHON) tools/check.py test
+
+lint: venv-test ## yamllint, ruff, mypy, ansible-lint, drift of generated pages
+	@$(PYTHON) tools/check.py lint
+
+unit: venv-test ## Pure tests, no root
+	@$(PYTHON) tools/check.py unit
+
+lab-test: venv-test ## pytest against simulated Sparks (root)
+	@$(PYTHON) tools/check.py lab
+
+molecule: venv-test ## One molecule scenario: SCENARIO=name, or SCENARIO=all (root)
+	@$(PYTHON) tools/check.py molecule $(SCENARIO)
+
+faults: venv-test ## Every random test with many seeds: SEEDS=50 (root; long)
+	@FAULT_SEEDS=$(SEEDS) $(PYTHON) tools/check.py faults
+
+bench: venv-test ## Figures, as ratios within one run (root)
+	@$(PYTHON) tools/check.py bench
+
+docs: venv-test ## Write the generated pages again
+	@$(PYTHON) tools/check.py docs

@@ -1,0 +1,123 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Judge everything an operator wrote, for one host, before any host is contacted: all findings in one message."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.plugins.action import ActionBase
+from ansible.release import __version__ as core_version
+
+CORE_MINIMUM = (2, 19)
+CORE_BELOW = (2, 22)
+PYTHON_MINIMUM = (3, 11)
+
+
+class ActionModule(ActionBase):
+    """Controller-only; needs no connection.
+
+    Arguments of the task:
+        roles_path: folder that holds the roles whose argument_specs count.
+        known: names that are variables of ours without belonging to a role's main specs (list of str).
+        renamed: mapping old name → new name; an old name in use is a finding.
+        findings: further findings computed by the caller (list of str).
+    """
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _VALID_ARGS = frozenset(("roles_path", "known", "renamed", "findings"))
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        variables = task_vars or {}
+        findings = _controller_findings()
+        if not findings:  # with an unsupported core the rest would only add noise
+            specs = _read_specs(Path(self._task.args["roles_path"]))
+            findings += self._unknown_names(specs, variables)
+            findings += self._wrong_values(specs, variables)
+            findings += [str(item) for item in self._task.args.get("findings") or []]
+        if findings:
+            host = variables.get("inventory_hostname", "this host")
+            lines = "\n".join(f"  {number}. {text}" for number, text in enumerate(findings, 1))
+            result.update(
+                failed=True,
+                msg=f"{host}: {len(findings)} problem(s) in what was asked for; nothing was touched.\n{lines}",
+                findings=findings,
+                ds4_summary={"room": "validate", "state": "failed", "text": findings[0]},
+            )
+        else:
+            result.update(changed=False, msg="Inputs are valid.")
+        return result
+
+    def _unknown_names(self, specs: dict[str, dict[str, Any]], variables: dict[str, Any]) -> list[str]:
+        """A misspelt variable would be silently ignored, so a name that begins like ours must be ours."""
+        renamed: dict[str, str] = self._task.args.get("renamed") or {}
+        known = {option for spec in specs.values() for option in spec} | set(self._task.args.get("known") or [])
+        known |= {f"{role}_result" for role in specs}
+        prefixes = re.compile(r"^(?:ds4|spark|" + "|".join(sorted(specs)) + r")_")
+        findings = []
+        for name in sorted(variables):
+            if name in renamed:
+                findings.append(f"Variable {name} was renamed. Cure: write {renamed[name]} instead.")
+            elif prefixes.match(name) and name not in known and not _is_probe(name):
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+                hint = f"did you mean {near[0]}?" if near else "docs/variables.md lists all names."
+                findings.append(f"Variable {name} is not known. Cure: remove it or correct its name; {hint}")
+        return findings
+
+    def _wrong_values(self, specs: dict[str, dict[str, Any]], variables: dict[str, Any]) -> list[str]:
+        findings = []
+        for role, options in specs.items():
+            values: dict[str, Any] = {}
+            for option in options:
+                if option not in variables:
+                    continue
+                try:
+                    values[option] = self._templar.template(variables[option])
+                except Exception as error:  # any template error is a finding, unless it waits for a later result
+                    if not re.search(r"\w+_result\b|host_verify_\w+", str(error) + str(variables[option])):
+                        findings.append(f"Variable {option} cannot be resolved: {error}")
+            checked = {name: {**spec, "required": False, "default": None} for name, spec in options.items()}
+            outcome = ArgumentSpecValidator(checked).validate(values)
+            findings += [
+                f"Role {role}: {message}. Cure: correct the value in your inventory."
+                for message in outcome.error_messages
+            ]
+        return findings
+
+
+def _is_probe(name: str) -> bool:
+    """Registers of the verification probes, and connection variables of the lab's own inventory."""
+    return name in {"host_verify_gpu", "host_verify_memory", "host_verify_host"}
+
+
+def _controller_findings() -> list[str]:
+    found = tuple(int(part) for part in re.findall(r"\d+", core_version)[:2])
+    findings = []
+    if not CORE_MINIMUM <= found < CORE_BELOW:
+        findings.append(
+            f"ansible-core {core_version} runs this playbook; required: 2.19 to 2.21. "
+            "Cure: `make venv` in the repository, then run `.venv/bin/ansible-playbook` (or `make apply`)."
+        )
+    if sys.version_info[:2] < PYTHON_MINIMUM:
+        findings.append(
+            f"The controller's Python is {sys.version.split()[0]}; required: 3.11 or newer. Cure: `make venv` finds one."
+        )
+    return findings
+
+
+def _read_specs(roles_path: Path) -> dict[str, dict[str, Any]]:
+    """Options of every entry point of every role, merged per role."""
+    specs: dict[str, dict[str, Any]] = {}
+    for path in sorted(roles_path.glob("*/meta/argument_specs.yml")):
+        entries = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]
+        specs[path.parent.parent.name] = {
+            name: spec for entry in entries.values() for name, spec in (entry.get("options") or {}).items()
+        }
+    return specs

@@ -1,0 +1,110 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""The table at the end of a run: what each room did on each host, and the command to go on."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: fleet_summary
+type: aggregate
+short_description: One table per run from the C(ds4_summary) key of task results
+description:
+  - Every room of the playbook returns C(ds4_summary), a dictionary with C(room), C(state)
+    (ok, changed, planned, failed or skipped), C(text) and numbers of its own.
+  - The last one of each room and host is shown at the end, with any stdout callback and under ansible-runner.
+  - A last play would not run after a failed rollout; a callback does.
+options:
+  summary_file:
+    description: Path of a JSON file to write the same data to. Nothing is written when empty.
+    type: path
+    default: ""
+    env:
+      - name: DS4_SUMMARY_FILE
+    ini:
+      - section: callback_fleet_summary
+        key: summary_file
+"""
+
+import json
+import os
+from typing import Any
+
+from ansible.plugins.callback import CallbackBase
+
+ROOMS = (
+    "validate",
+    "host_verify",
+    "host_base",
+    "cuda_build",
+    "weights",
+    "serving_mode",
+    "engine_service",
+    "smoke_test",
+    "agent_clients",
+    "rollout",
+)
+COLOURS = {"failed": "COLOR_ERROR", "changed": "COLOR_CHANGED", "planned": "COLOR_CHANGED", "skipped": "COLOR_SKIP"}
+
+
+class CallbackModule(CallbackBase):
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "fleet_summary"
+    CALLBACK_NEEDS_ENABLED = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.hosts: dict[str, dict[str, dict[str, Any]]] = {}
+        self.outcome: dict[str, str] = {}
+
+    def _note(self, result: Any, outcome: str | None = None) -> None:
+        host = result.host.get_name()
+        content = result.result
+        summary = content.get("ds4_summary") if isinstance(content, dict) else None
+        if isinstance(summary, dict) and "room" in summary:
+            self.hosts.setdefault(host, {})[str(summary["room"])] = dict(summary)
+        if outcome is not None:
+            self.outcome[host] = outcome
+            text = str(content.get("msg", "")).strip() if isinstance(content, dict) else ""
+            rooms = self.hosts.setdefault(host, {})
+            if outcome == "unreachable" or not any(room.get("state") == "failed" for room in rooms.values()):
+                rooms[outcome] = {"room": outcome, "state": "failed", "text": f"{result.task.get_name()}: {text}"}
+
+    def v2_runner_on_ok(self, result: Any) -> None:
+        self._note(result)
+
+    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
+        self._note(result, None if ignore_errors else "failed")
+
+    def v2_runner_on_unreachable(self, result: Any) -> None:
+        self._note(result, "unreachable")
+
+    def v2_playbook_on_stats(self, stats: Any) -> None:
+        if not any(self.hosts.values()):
+            return
+        self._display.display("")
+        self._display.display("FLEET SUMMARY", color="bright blue")
+        for host in sorted(self.hosts):
+            totals = stats.summarize(host)
+            self._display.display(
+                f"{host}: changed={totals['changed']} failed={totals['failures']} unreachable={totals['unreachable']}"
+            )
+            rooms = self.hosts[host]
+            for room in sorted(rooms, key=lambda name: ROOMS.index(name) if name in ROOMS else len(ROOMS)):
+                entry = rooms[room]
+                state = str(entry.get("state", ""))
+                lines = str(entry.get("text", "")).splitlines() or [""]
+                self._display.display(f"  {room:<15} {state:<8} {lines[0]}", color=_colour(state))
+        path = self.get_option("summary_file")
+        if path:
+            data = {"schema": 1, "hosts": {h: {"rooms": r, "stats": stats.summarize(h)} for h, r in self.hosts.items()}}
+            temporary = f"{path}.new"
+            with open(temporary, "w", encoding="utf-8") as stream:
+                json.dump(data, stream, indent=2, sort_keys=True, default=str)
+            os.replace(temporary, path)
+
+
+def _colour(state: str) -> str | None:
+    from ansible import constants
+
+    name = COLOURS.get(state, "COLOR_OK")
+    return str(getattr(constants, name, "")) or None
