@@ -24,14 +24,14 @@ class ActionModule(ActionBase):
 
     Arguments of the task:
         roles_path: folder that holds the roles whose argument_specs count.
-        known: names that are variables of ours without belonging to a role's main specs (list of str).
+        group_vars_path: folder of our group_vars; every name in it is a variable of ours.
         renamed: mapping old name → new name; an old name in use is a finding.
         findings: further findings computed by the caller (list of str).
     """
 
     TRANSFERS_FILES = False
     _requires_connection = False
-    _VALID_ARGS = frozenset(("roles_path", "known", "renamed", "findings"))
+    _VALID_ARGS = frozenset(("roles_path", "group_vars_path", "renamed", "findings"))
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
@@ -58,8 +58,9 @@ class ActionModule(ActionBase):
     def _unknown_names(self, specs: dict[str, dict[str, Any]], variables: dict[str, Any]) -> list[str]:
         """A misspelt variable would be silently ignored, so a name that begins like ours must be ours."""
         renamed: dict[str, str] = self._task.args.get("renamed") or {}
-        known = {option for spec in specs.values() for option in spec} | set(self._task.args.get("known") or [])
-        known |= {f"{role}_result" for role in specs}
+        known = {option for spec in specs.values() for option in spec} | {f"{role}_result" for role in specs}
+        for path in Path(self._task.args["group_vars_path"]).glob("*.yml"):
+            known |= set(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
         prefixes = re.compile(r"^(?:ds4|spark|" + "|".join(sorted(specs)) + r")_")
         findings = []
         for name in sorted(variables):
