@@ -9,8 +9,8 @@ fault
     answers        ``status`` (a code: with ``retry_after``, a number of seconds or an HTTP date), ``html`` (200 with a
                    login page), ``no_head`` (405 to HEAD), ``redirect`` (302 to ``url``), ``loop`` (302 to itself),
                    ``reset`` (connection reset before any answer), ``refuse`` (reset, then the port refuses connections
-                   for ``seconds``), ``bare`` (no X-Linked-*, X-Repo-Commit and X-Xet-Hash headers)
-    headers        ``ignore_range`` (200 with the whole file), ``wrong_range`` (206 with another range, and its bytes,
+                   for ``seconds``); one of them per request, in the order of the rules
+    headers        ``bare`` (no X-Linked-*, X-Repo-Commit and X-Xet-Hash), ``ignore_range`` (200 with the whole file), ``wrong_range`` (206 with another range, and its bytes,
                    ``extra`` bytes away), ``wrong_total`` (Content-Range names another size), ``short_length``
                    (Content-Length and body end ``extra`` bytes early), ``long`` (``extra`` bytes too many),
                    ``no_length`` (no Content-Length, the end of the connection ends the body)
@@ -36,11 +36,11 @@ import random
 import threading
 from typing import Any
 
-ANSWER_FAULTS = frozenset({"status", "html", "no_head", "redirect", "loop", "reset", "refuse", "bare"})
+ANSWER_FAULTS = frozenset({"status", "html", "no_head", "redirect", "loop", "reset", "refuse"})
 HEADER_FAULTS = frozenset({"ignore_range", "wrong_range", "wrong_total", "short_length", "long", "no_length"})
 TIME_FAULTS = frozenset({"slow_start"})
 BODY_FAULTS = frozenset({"cut", "short", "stall", "trickle", "flip", "expire"})
-FAULTS = ANSWER_FAULTS | HEADER_FAULTS | TIME_FAULTS | BODY_FAULTS
+FAULTS = ANSWER_FAULTS | HEADER_FAULTS | TIME_FAULTS | BODY_FAULTS | {"bare"}
 PLACES = ("hub", "cdn", "proxy")
 HUB_BY_DEFAULT = frozenset({"no_head", "redirect", "loop", "bare"})
 
@@ -106,7 +106,13 @@ class Rules:
             return [dataclasses.asdict(rule) for rule in self._rules]
 
     def take(
-        self, at: str, method: str, file: str, span: tuple[int, int] | None = None, names: frozenset[str] = FAULTS
+        self,
+        at: str,
+        method: str,
+        file: str,
+        span: tuple[int, int] | None = None,
+        names: frozenset[str] = FAULTS,
+        most: int = 99,
     ) -> list[Rule]:
         """Spend and return the rules that hit this request.
 
@@ -116,10 +122,13 @@ class Rules:
             file: name of the file asked for.
             span: first byte and byte behind the last that the answer would carry; None before that is known.
             names: faults that the caller is ready to perform now.
+            most: how many rules at most.
         """
-        taken = []
+        taken: list[Rule] = []
         with self._lock:
             for rule in self._rules:
+                if len(taken) == most:
+                    break
                 if rule.fault not in names or rule.at != at or rule.file not in file:
                     continue
                 if method == "HEAD" and rule.fault in BODY_FAULTS | HEADER_FAULTS:

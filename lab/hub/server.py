@@ -267,7 +267,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def begin(self) -> None:
         """Open this request's log entry."""
-        self.rules: list[Rule] = []
         self.entry: dict[str, Any] = {
             "at": self.at,
             "client": self.client_address[0],
@@ -286,9 +285,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         with self.state.lock:
             self.state.requests.append(self.entry)
 
-    def take(self, names: frozenset[str], span: tuple[int, int] | None = None) -> list[Rule]:
+    def take(self, names: frozenset[str], span: tuple[int, int] | None = None, most: int = 99) -> list[Rule]:
         """Spend the rules of these names that hit this request."""
-        taken = self.state.rules.take(self.at, self.command, self.entry["file"], span, names)
+        taken = self.state.rules.take(self.at, self.command, self.entry["file"], span, names, most)
         self.entry["faults"] += [rule.fault for rule in taken]
         return taken
 
@@ -326,15 +325,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.entry["file"] = self.file_asked_for()
         for rule in self.take(TIME_FAULTS):
             self.pause(rule.seconds)
-        for rule in self.take(ANSWER_FAULTS):
+        for rule in self.take(ANSWER_FAULTS, most=1):
             if rule.fault == "reset":
                 raise HangupError
             if rule.fault == "refuse":
                 self.server.refuse(rule.seconds)
                 raise HangupError
-            if rule.fault == "bare":
-                self.rules.append(rule)
-                continue
             headers = {}
             body = b""
             status = rule.status
@@ -541,7 +537,7 @@ class HubHandler(Handler):
         folder = self._folder(repo, revision)
         if folder is None:
             return
-        bare = self.state.options.mirror or any(rule.fault == "bare" for rule in self.rules)
+        bare = self.state.options.mirror or bool(self.take(frozenset({"bare"})))
         commit = {} if bare else {"X-Repo-Commit": os.path.basename(folder)}
         path = self.state.inside(folder, file)
         if path is None or not os.path.isfile(path):
@@ -598,6 +594,7 @@ class CdnHandler(Handler):
             self.reply(404, {}, b"NoSuchKey\n")
         else:
             headers = {"ETag": f'"{blob.sha256[:32]}"', "Accept-Ranges": "bytes", "Content-Type": "binary/octet-stream"}
+            headers["Content-Disposition"] = dict(urllib.parse.parse_qsl(query))["response-content-disposition"]
             self.send_blob(blob, headers)
 
 
