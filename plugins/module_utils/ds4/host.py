@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .process import Process, is_number, user_name
@@ -119,9 +120,10 @@ def ds4_processes(*, proc: str = "/proc") -> list[dict[str, Any]]:
     """Running programs of the engine, recognised by argv[0] or by the executable's name.
 
     Returns:
-        ``[{pid, started_ticks, user, program, argv, cwd, exe, unit, cgroup, deployment, weights, weights_bytes,
-        resident_kib, port}]``. ``deployment`` is ``DS4_DEPLOYMENT`` of its environment (``""`` when not ours or not
-        readable), ``weights`` the model files it maps or names, ``weights_bytes`` their size (files that are gone
+        ``[{pid, started_ticks, user, program, argv, cwd, exe, unit, manager, cgroup, deployment, weights,
+        weights_bytes, resident_kib, port}]``. ``manager`` is the service that would start it again (``""``: nobody, as
+        with the public installer's nohup), ``deployment`` is ``DS4_DEPLOYMENT`` of its environment (``""`` when not
+        ours or not readable), ``weights`` the model files it maps or names, ``weights_bytes`` their size (files that are gone
         count nothing), ``resident_kib`` its own memory without mapped files, ``port`` what ``--port`` says (engine's
         default 8000; 0 for programs that do not serve).
     """
@@ -146,6 +148,7 @@ def ds4_processes(*, proc: str = "/proc") -> list[dict[str, Any]]:
                 "cwd": cwd,
                 "exe": exe,
                 "unit": process.unit,
+                "manager": process.manager,
                 "cgroup": process.cgroup,
                 "deployment": process.environment("DS4_DEPLOYMENT").get("DS4_DEPLOYMENT", ""),
                 "weights": weights,
@@ -163,6 +166,29 @@ def _port_of(argv: list[str]) -> int:
         if word == "--port" and is_number(argv[index + 1]):  # the last occurrence wins, as in the engine
             port = int(argv[index + 1])
     return port
+
+
+def cuda_processes(*, proc: str = "/proc") -> list[dict[str, Any]]:
+    """Processes that hold CUDA memory or could: those with ``/dev/nvidia-uvm`` open. Needs root to see all.
+
+    What the driver allocated for them is in no resident set, so they are the first to look at when memory is short.
+    """
+    found = []
+    for pid in _pids(proc):
+        process = Process(pid, proc=proc)
+        if any(target == "/dev/nvidia-uvm" for _number, target in process.descriptors()):
+            found.append({"pid": pid, "user": process.user, "command": process.program, "unit": process.unit})
+    return found
+
+
+def running_programs(names: Sequence[str], *, proc: str = "/proc") -> list[dict[str, Any]]:
+    """Processes whose program bears one of ``names``."""
+    found = []
+    for pid in _pids(proc):
+        process = Process(pid, proc=proc)
+        if process.name in names:
+            found.append({"pid": pid, "user": process.user, "command": process.program, "unit": process.unit})
+    return found
 
 
 # --------------------------------------------------------------------------------------------------------- locks

@@ -16,6 +16,11 @@ MEMINFO = "/proc/meminfo"
 _LINE = re.compile(r"^([A-Za-z0-9_()]+):\s+(\d+) kB$")
 
 
+# Memory that meminfo books under a name. What the GPU driver allocated is under none of them, so the rest of what is
+# not available is the driver's: on GB10 that is where an engine's weights and KV are.
+_BOOKED = ("AnonPages", "Shmem", "SUnreclaim", "KernelStack", "PageTables", "SecPageTables", "Percpu")
+
+
 class Waited(NamedTuple):
     """Outcome of a wait: was the value reached, what is available now, how long did it take."""
 
@@ -58,6 +63,11 @@ def read_meminfo(path: str = MEMINFO) -> dict[str, int]:
     return parse_meminfo(text)
 
 
+def booked_kib(meminfo: dict[str, int]) -> int:
+    """Unreclaimable memory that meminfo has a name for (programs, shared memory, kernel), in KiB."""
+    return sum(meminfo.get(name, 0) for name in _BOOKED)
+
+
 def wait_for_available(
     wanted_kib: int,
     timeout_seconds: float,
@@ -80,7 +90,7 @@ def wait_for_available(
 def largest_processes(count: int = 5, *, proc: str = "/proc") -> list[dict[str, Any]]:
     """The ``count`` processes with most resident memory of their own (anonymous and shared, without mapped files).
 
-    Memory that the GPU driver allocated for a process is in no process' resident set: see ``ds4.host.engine_hold``.
+    Memory that the GPU driver allocated for a process is in no resident set: see ``host.cuda_processes``.
     """
     rows = []
     for name in os.listdir(proc):

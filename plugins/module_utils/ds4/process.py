@@ -9,6 +9,8 @@ import re
 _INTERPRETER = re.compile(r"^(python[\d.]*|bash|dash|sh|node|perl|ruby|java)$")
 _UNIT = re.compile(r"\.(service|scope|socket|mount|swap)$")
 
+_NO_MANAGER = re.compile(r"^(user@\d+|ssh|sshd|ssh@.*|sshd@.*|cron|crond|atd)\.service$")
+
 
 def is_number(name: str) -> bool:
     """True for the names of process directories."""
@@ -35,6 +37,17 @@ def unit_of_cgroup(cgroup: str) -> str:
         if _UNIT.search(part):
             return part
     return ""
+
+
+def manager_of_cgroup(cgroup: str) -> str:
+    """Service that looks after a process and may start it again, ``""`` for none: the innermost one.
+
+    Logins, cron and a user's own manager start processes without looking after them.
+    """
+    services = [part for part in cgroup.split("/") if part.endswith(".service")]
+    if not services or _NO_MANAGER.match(services[-1]) or cgroup.rstrip("/").endswith(".scope"):
+        return ""
+    return services[-1]
 
 
 class Process:
@@ -149,6 +162,11 @@ class Process:
     def unit(self) -> str:
         """See ``unit_of_cgroup``."""
         return unit_of_cgroup(self.cgroup)
+
+    @property
+    def manager(self) -> str:
+        """See ``manager_of_cgroup``."""
+        return manager_of_cgroup(self.cgroup)
 
     def environment(self, *names: str) -> dict[str, str]:
         """The named variables of its environment that are set. Only named ones are ever returned."""
