@@ -1,0 +1,194 @@
+"""The root file system that all simulated Sparks share, read-only, in three layers.
+
+- *base*: Debian packages, made by mmdebstrap once and cached by a hash of the recipe below;
+- *guest*: the files of lab/guest plus the simulated desktop units; cached by a hash of both;
+- *toolkit*: a real CUDA 13.0 compiler and cuobjdump, from this machine or from the Python package index.
+
+Every host lays a writable directory of its own over base and guest (lab/hosts.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+
+from . import desktop, system
+
+SUITE = "bookworm"
+MIRROR = os.environ.get("DS4_LAB_MIRROR", "http://deb.debian.org/debian")
+# What a stock DGX OS (Ubuntu 24.04 and NVIDIA's additions) brings that the product or its tests touch.
+PACKAGES = [
+    *("systemd", "systemd-sysv", "dbus", "libpam-systemd", "openssh-server", "sudo", "acl", "kmod", "procps", "less"),
+    *(
+        "python3",
+        "python3-apt",
+        "python3-requests",
+        "git",
+        "make",
+        "gcc",
+        "g++",
+        "libc6-dev",
+        "ca-certificates",
+        "curl",
+    ),
+    *("iproute2", "iputils-ping", "nftables", "e2fsprogs", "libcap2-bin", "openssh-client", "util-linux-extra"),
+]
+# Kept in the hosts as a local package source, since they have no Internet: a removed one can be installed again.
+SPARE_PACKAGES = ["acl", "curl", "git", "make", "nftables", "python3-requests"]
+SPARE_DIR = "/srv/lab-apt"
+
+CUDA_VERSION = "13.0"
+CUDA_HOME = f"/usr/local/cuda-{CUDA_VERSION}"
+# The same compiler as wheels, for machines without the toolkit.
+TOOLKIT_WHEELS = [
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-cuda-runtime==13.0.96",
+    "nvidia-cuda-cccl==13.0.85",
+]
+CUOBJDUMP_WHEEL = "nvidia-cuda-cuobjdump==13.2.51"
+RECIPE = 1
+
+
+def layers() -> list[str]:
+    """Directories to stack for a host, uppermost first (overlayfs order); made when missing."""
+    return [guest(), base()]
+
+
+def base() -> str:
+    """The cached Debian root file system."""
+    recipe = json.dumps([RECIPE, SUITE, PACKAGES, SPARE_PACKAGES])
+    return _cached("base", recipe, _make_base)
+
+
+def guest() -> str:
+    """The layer of lab files over the base."""
+    source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guest")
+    content = [system.read(os.path.join(system.REPOSITORY, "lab", name)) for name in ("image.py", "desktop.py")]
+    for directory, subdirectories, names in sorted(os.walk(source)):
+        subdirectories.sort()
+        content += [
+            os.path.join(directory, name) + "\0" + system.read(os.path.join(directory, name)) for name in sorted(names)
+        ]
+    return _cached("guest", "\0".join(content), lambda path: _make_guest(source, path))
+
+
+def toolkit() -> list[str]:
+    """Directories that together are the CUDA toolkit, uppermost first."""
+    extra = _cached("cuobjdump", CUOBJDUMP_WHEEL, lambda path: _unpack_wheels([CUOBJDUMP_WHEEL], path))
+    if os.access(os.path.join(CUDA_HOME, "bin", "nvcc"), os.X_OK):
+        return [extra, CUDA_HOME]
+    return [extra, _cached("toolkit", json.dumps(TOOLKIT_WHEELS), lambda path: _unpack_wheels(TOOLKIT_WHEELS, path))]
+
+
+def _cached(kind: str, recipe: str, make: Callable[[str], None]) -> str:
+    """Directory ``kind``-<hash of the recipe> in the cache; ``make`` fills a fresh one, published by rename."""
+    path = os.path.join(system.CACHE_DIR, f"{kind}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}")
+    if os.path.isdir(path):
+        return path
+    with system.lock(os.path.join(system.CACHE_DIR, f"{kind}.lock")):
+        if os.path.isdir(path):
+            return path
+        for leftover in [name for name in os.listdir(system.CACHE_DIR) if name.startswith(f".{kind}-")]:
+            shutil.rmtree(os.path.join(system.CACHE_DIR, leftover))
+        partial = tempfile.mkdtemp(prefix=f".{kind}-", dir=system.CACHE_DIR)
+        os.chmod(partial, 0o755)
+        try:
+            make(partial)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        os.rename(partial, path)
+    return path
+
+
+def _make_base(path: str) -> None:
+    print("lab: making the base image (Debian packages, about 1 minute, once)", file=sys.stderr, flush=True)
+    fetch = (
+        f'mkdir -p "$1{SPARE_DIR}" && cd "$1{SPARE_DIR}" && chroot "$1" sh -c '
+        f"'cd {SPARE_DIR} && apt-get -o APT::Sandbox::User=root download {' '.join(SPARE_PACKAGES)}'"
+    )
+    system.run(
+        [
+            *("mmdebstrap", "--quiet", "--variant=minbase", "--mode=root", '--aptopt=Acquire::Languages "none"'),
+            *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale", "info")),
+            f"--include={','.join(PACKAGES)}",
+            f"--customize-hook={fetch}",
+            *(SUITE, path, MIRROR),
+        ],
+        timeout=1800,
+    )
+    system.write(os.path.join(path, "etc/apt/sources.list"), f"deb [trusted=yes] file:{SPARE_DIR} ./\n")
+    system.write(
+        os.path.join(path, SPARE_DIR.lstrip("/"), "Packages"), _package_index(os.path.join(path, SPARE_DIR[1:]))
+    )
+    system.run(["chroot", path, "apt-get", "-q", "update"])
+
+
+def _package_index(directory: str) -> str:
+    """Text of a Packages file for the .deb files in ``directory`` (dpkg-scanpackages would need dpkg-dev)."""
+    stanzas = []
+    for name in sorted(os.listdir(directory)):
+        if not name.endswith(".deb"):
+            continue
+        file = os.path.join(directory, name)
+        control = system.run(["dpkg-deb", "--field", file]).out.strip()
+        with open(file, "rb") as handle:
+            digest = hashlib.file_digest(handle, "sha256").hexdigest()
+        stanzas.append(f"{control}\nFilename: ./{name}\nSize: {os.path.getsize(file)}\nSHA256: {digest}\n")
+    return "\n".join(stanzas)
+
+
+def _make_guest(source: str, path: str) -> None:
+    shutil.copytree(source, path, symlinks=True, dirs_exist_ok=True)
+    # Whatever umask the checkout was made with.
+    for directory, _, names in os.walk(path):
+        os.chmod(directory, 0o755)
+        for name in names:
+            os.chmod(os.path.join(directory, name), 0o755 if directory.endswith("/bin") else 0o644)
+    desktop.install(path)
+    wanted = os.path.join(path, "etc/systemd/system/{}.wants")
+    for target, unit, where in [
+        ("sysinit.target", "lab-mounts.service", "/etc/systemd/system"),
+        ("multi-user.target", "systemd-networkd.service", "/lib/systemd/system"),
+    ]:
+        os.makedirs(wanted.format(target), exist_ok=True)
+        os.symlink(f"{where}/{unit}", os.path.join(wanted.format(target), unit))
+    for unit in ("console-getty.service", "systemd-firstboot.service"):
+        os.symlink("/dev/null", os.path.join(path, "etc/systemd/system", unit))
+    # The drop-in for all services gives each a mount namespace of its own; mounts made by these must be seen by all.
+    for unit in ("lab-mounts.service", "ssh.service", "user@.service"):
+        os.makedirs(os.path.join(path, "etc/systemd/system", f"{unit}.d"))
+        os.symlink("/dev/null", os.path.join(path, "etc/systemd/system", f"{unit}.d", "10-lab.conf"))
+    os.makedirs(os.path.join(path, "usr/local"), exist_ok=True)
+    os.makedirs(os.path.join(path, CUDA_HOME.lstrip("/")))
+    os.symlink(os.path.basename(CUDA_HOME), os.path.join(path, "usr/local/cuda"))
+
+
+def _unpack_wheels(wheels: list[str], path: str) -> None:
+    print(f"lab: fetching {', '.join(wheels)} from the Python package index", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as downloads:
+        system.run(
+            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", downloads, *wheels],
+            timeout=1200,
+        )
+        unpacked = os.path.join(downloads, "unpacked")
+        for name in sorted(os.listdir(downloads)):
+            with zipfile.ZipFile(os.path.join(downloads, name)) as archive:
+                archive.extractall(unpacked)
+        shutil.copytree(os.path.join(unpacked, "nvidia", "cu13"), path, symlinks=True, dirs_exist_ok=True)
+    for directory, _, names in os.walk(os.path.join(path, "bin")):
+        for name in names:
+            os.chmod(os.path.join(directory, name), 0o755)
+    nvvm = os.path.join(path, "nvvm", "bin", "cicc")
+    if os.path.exists(nvvm):
+        os.chmod(nvvm, 0o755)
+    if os.path.isdir(os.path.join(path, "lib")) and not os.path.exists(os.path.join(path, "lib64")):
+        os.symlink("lib", os.path.join(path, "lib64"))
