@@ -20,6 +20,7 @@ if os.path.join(PLUGINS, "module_utils") not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(os.path.join(PLUGINS, "module_utils"))
 
 from ansible.module_utils.ds4 import catalogue as codex  # noqa: E402
+from ansible.module_utils.ds4 import profiles  # noqa: E402
 from ansible.module_utils.ds4 import settings as mechanism  # noqa: E402
 
 
@@ -45,8 +46,32 @@ def ds4_codex_catalogue(context: Any, base_instructions: str = "") -> str:
     return str(codex.catalogue_text(int(context), str(base_instructions or "")))
 
 
+def ds4_profile_arithmetic(config: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+    """Banks, memory and charges of a configuration on a host; see ds4.profiles.arithmetic."""
+    return dict(
+        profiles.arithmetic(mechanism.plain(config), shipped_catalogue()["figures"], **mechanism.plain(options))
+    )
+
+
+def ds4_kv_findings(
+    config: Mapping[str, Any], disk: Optional[Mapping[str, Any]] = None, used_bytes: Any = 0
+) -> list[dict[str, str]]:
+    """What speaks against the directory of kept conversations on a host; see ds4.profiles.kv_findings."""
+    plain_disk = mechanism.plain(disk) if disk else None
+    return list(
+        profiles.kv_findings(
+            mechanism.plain(config), plain_disk, shipped_catalogue()["figures"], used_bytes=int(used_bytes)
+        )
+    )
+
+
 class FilterModule:
     """Jinja filters."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"ds4_engine_config": ds4_engine_config, "ds4_codex_catalogue": ds4_codex_catalogue}
+        return {
+            "ds4_engine_config": ds4_engine_config,
+            "ds4_codex_catalogue": ds4_codex_catalogue,
+            "ds4_profile_arithmetic": ds4_profile_arithmetic,
+            "ds4_kv_findings": ds4_kv_findings,
+        }

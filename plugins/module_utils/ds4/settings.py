@@ -253,6 +253,21 @@ def check_release(
         )
 
 
+def check_profile(catalogue: Mapping[str, Any], profile: str, serving_mode: str, judgement: Judgement) -> None:
+    """A profile made for a stripped box must not be tried with a desktop beside it."""
+    demands = catalogue["profiles"].get(profile, {}).get("requires_serving_mode", False)
+    if demands and serving_mode and serving_mode != "serving":
+        judgement.error(
+            f"The profile {profile} leaves so little memory free that no desktop may run beside it",
+            found=f"serving_mode_target: {serving_mode}",
+            required="serving_mode_target: serving",
+            cure=(
+                "set serving_mode_target: serving, choose another engine_service_profile, or, on a box without a desktop, "
+                "write the profile's values into engine_service_settings yourself"
+            ),
+        )
+
+
 def effective(catalogue: Mapping[str, Any], values: Mapping[str, Any], name: str) -> Any:
     """The value in force: what is set, else the engine's default."""
     return values.get(name, catalogue["settings"][name]["default"])
@@ -379,9 +394,19 @@ def check_network(
 # -------------------------------------------------------------------------------------------------- weights and mode
 
 
+def file_path(entry: Optional[Mapping[str, Any]]) -> str:
+    """Path of a weights file; its name alone while it is only planned (before any host has been asked)."""
+    return str((entry or {}).get("path") or (entry or {}).get("file") or "")
+
+
+def file_name(entry: Optional[Mapping[str, Any]]) -> str:
+    """Name of a weights file."""
+    return os.path.basename(file_path(entry))
+
+
 def is_0731(generation: str, base: Mapping[str, Any]) -> bool:
     """The engine tells generations apart by the base's file name; a generation's name counts as well."""
-    return "0731" in generation or "-0731" in os.path.basename(str(base.get("path", "")))
+    return "0731" in generation or "-0731" in file_name(base)
 
 
 def choose_mode(mode: str, weights: Mapping[str, Any], judgement: Judgement) -> tuple[str, list[str]]:
@@ -428,7 +453,7 @@ def choose_mode(mode: str, weights: Mapping[str, Any], judgement: Judgement) -> 
     if mode == "mtp" and modern:
         judgement.error(
             "The MTP head belongs to the legacy generation and fits no 0731 base",
-            found=f"engine_service_mode: mtp with {os.path.basename(str(base.get('path', '')))}",
+            found=f"engine_service_mode: mtp with {file_name(base)}",
             required="engine_service_mode dspark or plain, or weights_generation: legacy",
             cure="set engine_service_mode: dspark",
         )
@@ -439,19 +464,19 @@ def choose_mode(mode: str, weights: Mapping[str, Any], judgement: Judgement) -> 
             required="a file with the role mtp",
             cure="add mtp to this generation in ds4_weights_extra, or set engine_service_mode: plain",
         )
-    drafter = os.path.basename(str((files.get("drafter") or {}).get("path", "")))
+    drafter = file_name(files.get("drafter"))
     if mode == "dspark" and drafter.startswith("DSpark-drafter") and ("-0731" in drafter) != modern:
         judgement.error(
             "The drafter was trained against another generation of the base model and would never help",
-            found=f"{drafter} with {os.path.basename(str(base.get('path', '')))}",
+            found=f"{drafter} with {file_name(base)}",
             required="base and drafter of one generation",
             cure="correct this generation in ds4_weights_extra",
         )
-    arguments = ["-m", str(base.get("path", ""))]
+    arguments = ["-m", file_path(base)]
     if mode == "dspark":
-        arguments += ["--dspark", str((files.get("drafter") or {}).get("path", ""))]
+        arguments += ["--dspark", file_path(files.get("drafter"))]
     elif mode == "mtp":
-        arguments += ["--mtp", str((files.get("mtp") or {}).get("path", "")), "--no-dspark"]
+        arguments += ["--mtp", file_path(files.get("mtp")), "--no-dspark"]
     else:
         arguments += ["--no-spec"]
     return mode, arguments
@@ -613,6 +638,7 @@ def engine_config(
     expose: str = "none",
     mode: str = "auto",
     engine: str = "ds4",
+    serving_mode: str = "",
 ) -> dict[str, Any]:
     """Arguments and environment of one deployment, or everything that is wrong with what was asked for.
 
@@ -628,6 +654,7 @@ def engine_config(
         expose: ``lan`` accepts an address that is not loopback.
         mode: ``auto``, ``dspark``, ``mtp`` or ``plain``.
         engine: short name of the engine's lineage; part of the directory of kept conversations.
+        serving_mode: wanted serving mode (unmanaged, serving or desktop), for profiles that demand one; empty skips that check.
 
     Returns:
         ``args`` (without the program), ``env``, ``warnings``, ``errors``, ``message`` (all errors as one text), ``context``
@@ -644,6 +671,7 @@ def engine_config(
     judgement = Judgement()
     values, origin = effective_settings(catalogue, profile, settings, judgement)
     check_release(catalogue, values, profile, release, judgement)
+    check_profile(catalogue, profile, serving_mode, judgement)
     mode, file_arguments = choose_mode(mode, weights, judgement)
     check_combinations(catalogue, values, origin, mode, judgement)
     host, port = check_network(catalogue, values, expose, judgement)

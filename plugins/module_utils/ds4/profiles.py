@@ -1,0 +1,207 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What a profile means on a given host: memory per context, banks to expect, what a request is charged, disk for prompts.
+
+Every figure rests on the ``figures`` of the data file of settings, which say on whose box they were measured. All results
+are estimates except what the running engine itself reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Optional
+
+KIB_PER_GIB = 1024 * 1024
+IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+
+
+def expected_banks(context: int, explicit: Optional[int], figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Banks the engine will plan at boot.
+
+    Measured at three contexts only; between two of them the truth lies between theirs, and beyond the deepest between its
+    count and the engine's floor.
+
+    Returns:
+        ``low`` and ``high`` (equal when known), and ``basis``: ``set``, ``measured`` or ``between measurements``.
+    """
+    if explicit is not None:
+        return {"low": explicit, "high": explicit, "basis": "set"}
+    points = {int(tokens): int(banks) for tokens, banks in figures["banks_at_context"]["value"].items()}
+    if context <= min(points):
+        context = min(points)  # the engine's count is flat up to here
+    if context in points:
+        return {"low": points[context], "high": points[context], "basis": "measured"}
+    below = max(tokens for tokens in points if tokens < context)
+    above = [tokens for tokens in points if tokens > context]
+    low = points[min(above)] if above else int(figures["banks_at_context"]["floor"])
+    return {"low": low, "high": points[below], "basis": "between measurements"}
+
+
+def arithmetic(
+    config: Mapping[str, Any],
+    figures: Mapping[str, Any],
+    *,
+    weights_bytes: int = 0,
+    mem_available_kib: int = 0,
+    loaded: bool = False,
+    banks_total: Optional[int] = None,
+) -> dict[str, Any]:
+    """Figures of one configuration on one host.
+
+    Args:
+        config: result of ``engine_config``.
+        figures: ``figures`` of the data file of settings.
+        weights_bytes: sizes of all files of the mode, together.
+        mem_available_kib: MemAvailable of the host now; 0 when it is not known.
+        loaded: an engine with its weights is already in that memory.
+        banks_total: ``ds4_banks_total`` as the running engine reports it.
+
+    Returns:
+        ``context`` (tokens), ``gib_per_context``, ``banks`` (see ``expected_banks``) with ``total`` as reported or null,
+        ``charge_tokens`` and ``charge_gib`` of a request that names no limit, ``prompt_tokens_without_limit`` (longest such
+        prompt), ``free_gib`` for conversations (null when unknown), ``contexts_that_fit``, ``disk_tokens``, ``warnings`` and
+        ``lines`` to print.
+    """
+    context = int(config["context"])
+    per_token_kib = float(figures["memory_kib_per_token"]["value"])
+    gib_per_context = context * per_token_kib / KIB_PER_GIB
+    tranche = config["settings"].get("admission_tranche_tokens")
+    charged = int(figures["charged_tokens_without_max_tokens"]["value"] if tranche is None else tranche)
+    output = int(config["settings"].get("max_output_tokens") or context)
+    charged = min(charged or output, context)  # a tranche of 0 charges the whole possible answer
+    banks = expected_banks(context, config.get("banks"), figures)
+    banks["total"] = banks_total
+    result: dict[str, Any] = {
+        "context": context,
+        "gib_per_context": round(gib_per_context, 2),
+        "banks": banks,
+        "charge_tokens": charged,
+        "charge_gib": round(charged * per_token_kib / KIB_PER_GIB, 2),
+        "prompt_tokens_without_limit": max(context - charged, 0),
+        "free_gib": None,
+        "contexts_that_fit": None,
+        "disk_tokens": None,
+        "warnings": [],
+    }
+    floor = int(config["memory_floor_gib"])
+    if mem_available_kib:
+        free = mem_available_kib / KIB_PER_GIB - floor
+        if not loaded:  # what loading will take: the files, the engine's start-up cache and its own planning margin
+            free -= weights_bytes / 1024**3
+            free -= float(figures["weights_overhead_gib"]["value"]) + float(figures["planning_margin_gib"]["value"])
+        result["free_gib"] = round(free, 1)
+        result["contexts_that_fit"] = max(int(free / gib_per_context), 0)
+        if not loaded and free < gib_per_context:
+            result["warnings"].append(
+                f"Not one full context of {context} tokens is likely to fit: about {free:.1f} GiB would be left for conversations, "
+                f"one needs {gib_per_context:.1f} GiB. Cure: a smaller engine_service_settings.context_tokens, a lower "
+                "memory_floor_gib, or serving_mode_target: serving to take the desktop's memory."
+            )
+    if config["kv"]["enabled"]:
+        result["disk_tokens"] = int(
+            int(config["kv"]["budget_mib"]) * 1024 / float(figures["disk_kib_per_token"]["value"])
+        )
+    result["lines"] = _lines(config, result, loaded)
+    return result
+
+
+def _lines(config: Mapping[str, Any], result: Mapping[str, Any], loaded: bool) -> list[str]:
+    banks = result["banks"]
+    count = str(banks["low"]) if banks["low"] == banks["high"] else f"{banks['low']} to {banks['high']}"
+    basis = {"set": "as set", "measured": "estimate, measured elsewhere", "between measurements": "estimate"}[
+        banks["basis"]
+    ]
+    measured = "" if banks["total"] is None else f"; the engine reports {banks['total']}"
+    lines = [
+        f"profile {config['profile']}: context {result['context']} tokens, about {result['gib_per_context']:.2f} GiB when full",
+        f"banks to expect: {count} ({basis}){measured}",
+        f"a request without max_tokens is charged {result['charge_tokens']} tokens beyond its prompt (about {result['charge_gib']:.2f} GiB), "
+        f"so its prompt may have {result['prompt_tokens_without_limit']}",
+    ]
+    if result["free_gib"] is not None:
+        when = "now" if loaded else "after loading"
+        lines.append(
+            f"memory for conversations {when}: about {result['free_gib']:.1f} GiB above the floor of {config['memory_floor_gib']} GiB, "
+            f"{result['contexts_that_fit']} full context(s)"
+        )
+    if result["disk_tokens"] is not None:
+        lines.append(
+            f"prompts kept on disk: up to {config['kv']['budget_mib']} MiB, about {result['disk_tokens']} tokens, in {config['kv']['directory']}"
+        )
+    return lines
+
+
+def kv_findings(
+    config: Mapping[str, Any], disk: Optional[Mapping[str, Any]], figures: Mapping[str, Any], *, used_bytes: int = 0
+) -> list[dict[str, str]]:
+    """What speaks against the directory of kept conversations on this host.
+
+    Args:
+        config: result of ``engine_config``.
+        disk: the file system of ``config.kv.directory`` as ``ds4.machine.disk`` reports it; None when not looked at.
+        figures: ``figures`` of the data file of settings.
+        used_bytes: what the directory holds already; it counts as room.
+
+    Returns:
+        Findings: ``id``, ``phase`` (stage or note), ``what``, ``found``, ``required``, ``cure``, ``allow``.
+    """
+    kv = config["kv"]
+    if not kv["enabled"] or disk is None:
+        return []
+    findings: list[dict[str, str]] = []
+
+    def add(identity: str, phase: str, what: str, found: str, required: str, cure: str) -> None:
+        findings.append(
+            {
+                "id": identity,
+                "phase": phase,
+                "what": what,
+                "found": found,
+                "required": required,
+                "cure": cure,
+                "allow": "",
+            }
+        )
+
+    if disk.get("filesystem") in IN_MEMORY:
+        add(
+            "kv_in_memory",
+            "stage",
+            "The directory for kept conversations lies in memory, which is the GPU's memory too, and would be empty after a reboot",
+            f"{kv['directory']} on {disk['filesystem']} ({disk.get('mount', '')})",
+            "a file system on disk",
+            "set ds4_data_dir to a path on disk, or engine_service_settings.kv_persistence: false",
+        )
+        return findings
+    if disk.get("read_only"):
+        add(
+            "kv_read_only",
+            "stage",
+            "The directory for kept conversations cannot be written",
+            f"{kv['directory']} on a read-only file system ({disk.get('mount', '')})",
+            "a writable file system",
+            "set ds4_data_dir to a writable path, or engine_service_settings.kv_persistence: false",
+        )
+        return findings
+    budget = int(kv["budget_mib"])
+    room = (int(disk.get("free_bytes", 0)) + used_bytes) // 1024**2
+    if budget > room:
+        add(
+            "kv_budget",
+            "stage",
+            "The budget for kept conversations is larger than the room for them",
+            f"{room} MiB free on {disk.get('mount', '')} for {kv['directory']}",
+            f"{budget} MiB (kv_budget_mib)",
+            f"lower engine_service_settings.kv_budget_mib to at most {max(room, 0)}, free disk space, or set kv_persistence: false",
+        )
+    per_token = float(figures["disk_kib_per_token"]["value"])
+    one = int(int(config["context"]) * per_token / 1024) + 1
+    if budget < one:
+        add(
+            "kv_budget_small",
+            "note",
+            "The budget for kept conversations holds less than one full context, so the engine would store and evict it in turn",
+            f"{budget} MiB (kv_budget_mib)",
+            f"about {one} MiB for {config['context']} tokens",
+            "raise engine_service_settings.kv_budget_mib",
+        )
+    return findings
