@@ -14,13 +14,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from . import hosts, image, network, system
+from . import hosts, image, memory, network, services, system
+from .hub import Control
 from .system import LabError, Ran
 
 BOOT_SECONDS = 60.0
-NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,19}")
-HUB_PORT = 8080
-ENGINE_PORT = 8081
+NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
 
 class Host:
@@ -65,7 +64,7 @@ class Host:
             return state in ("running", "degraded")
 
         try:
-            hosts.wait(booted, f"{self.name} is ready", timeout=timeout)
+            system.wait(booted, f"{self.name} is ready", timeout=timeout)
         except LabError as error:
             console = system.read(os.path.join(self.directory, "console.log"))[-1500:]
             raise LabError(f"{error} Its console ends with:\n{console}") from error
@@ -98,7 +97,7 @@ class Host:
         """Freeze every process of it, as a suspended laptop or a stuck kernel would."""
         system.write(os.path.join(self._cgroup, "cgroup.freeze"), "1")
         events = os.path.join(self._cgroup, "cgroup.events")
-        hosts.wait(lambda: "frozen 1" in system.read(events), f"{self.name} is frozen", timeout=10)
+        system.wait(lambda: "frozen 1" in system.read(events), f"{self.name} is frozen", timeout=10)
 
     def resume(self) -> None:
         """Let it go on after pause()."""
@@ -272,8 +271,6 @@ class Host:
         path = os.path.join(self.directory, "lab")
         hosts.write_memory(os.path.join(path, "memory.json"), {**self.options.memory, **settings})
         leader = self.leader
-        from . import memory
-
         memory.update(path, f"/proc/{leader}/root" if leader else None)
 
     def meminfo(self) -> dict[str, int]:
@@ -340,7 +337,7 @@ class Lab:
     """A named instance: hosts on a bridge of their own, with an inventory, keys, and the services beside them.
 
     Attributes:
-        name: 1 to 20 lower-case letters, digits and hyphens.
+        name: 1 to 40 lower-case letters, digits and hyphens.
         directory: its files.
         inventory: directory for ``ansible-playbook -i``.
         known_hosts, private_key: for ssh.
@@ -386,6 +383,18 @@ class Lab:
         return bool(self.info) and bool(self.hosts) and all(host.leader for host in self.hosts)
 
     @property
+    def hub(self) -> Control:
+        """The stand-in hub: its addresses, faults, options and log."""
+        return services.control(self.directory)
+
+    @property
+    def engine(self) -> services.Engine:
+        """The stand-in engine's repository of this instance."""
+        return services.Engine(
+            services.engine_url(self.info["gateway"]), os.path.join(self.directory, "engine", "ds4.git")
+        )
+
+    @property
     def public_key(self) -> str:
         """Public part of the key that opens its hosts."""
         return system.read(self.private_key + ".pub")
@@ -405,6 +414,10 @@ class Lab:
         if not 1 <= count <= 200:
             raise LabError(f"Number of hosts. Found: {count}. Required: 1 to 200.")
         per_host: dict[str, dict[str, Any]] = options.pop("per_host", {})
+        known = list(hosts.HostOptions.__dataclass_fields__)
+        for given in (options, *per_host.values()):
+            if set(given) - set(known):
+                raise LabError(f"Unknown host options {sorted(set(given) - set(known))}. Known: {', '.join(known)}.")
         image.layers()
         image.toolkit()
         with system.lock(os.path.join(system.STATE_DIR, f".{self.name}.lock")):
@@ -415,6 +428,7 @@ class Lab:
             self._make(count, subnet, options, per_host)
             for host in self.hosts:
                 hosts.start(self.name, host.name)
+            services.start(self.name, self.directory, network.gateway(subnet))
             for host in self.hosts:
                 host.wait_ready()
         return self
@@ -424,9 +438,6 @@ class Lab:
         system.require()
         with system.lock(os.path.join(system.STATE_DIR, f".{self.name}.lock")):
             self._clean()
-        with_lock = os.path.join(system.STATE_DIR, f".{self.name}.lock")
-        if os.path.exists(with_lock):
-            os.unlink(with_lock)
 
     def _claim_subnet(self) -> int:
         with system.lock(os.path.join(system.STATE_DIR, ".subnets.lock")):
@@ -441,10 +452,6 @@ class Lab:
     def _make(self, count: int, subnet: int, options: dict[str, Any], per_host: dict[str, dict[str, Any]]) -> None:
         system.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"lab {self.name}", "-f", self.private_key])
         os.makedirs(self._control_dir, mode=0o700)
-        known = list(hosts.HostOptions.__dataclass_fields__)
-        for given in (options, *per_host.values()):
-            if set(given) - set(known):
-                raise LabError(f"Unknown host options {sorted(set(given) - set(known))}. Known: {', '.join(known)}.")
         lines = []
         for number in range(1, count + 1):
             name = f"spark{number}"
@@ -468,8 +475,8 @@ class Lab:
             "ansible_ssh_common_args": " ".join(common),
             "ansible_control_path_dir": self._control_dir,
             "ansible_python_interpreter": "/usr/bin/python3",
-            "lab_hub_url": f"http://{self.info['gateway']}:{HUB_PORT}",
-            "lab_engine_url": f"http://{self.info['gateway']}:{ENGINE_PORT}/ds4.git",
+            "lab_hub_url": services.hub_url(self.info["gateway"]),
+            "lab_engine_url": services.engine_url(self.info["gateway"]),
         }
         members = {host.name: {"ansible_host": host.address, "ansible_user": host.user} for host in self.hosts}
         # JSON is YAML: no need for a YAML library here.

@@ -20,7 +20,6 @@ import os
 import re
 import shlex
 import shutil
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -355,15 +354,3 @@ def start(instance: str, name: str) -> None:
 def stop(instance: str, name: str) -> None:
     """Cut a host's power."""
     system.cgroup_kill(system.cgroup(instance, name))
-
-
-def wait(condition: Any, what: str, *, timeout: float, period: float = 0.05) -> Any:
-    """Poll ``condition()`` until it is truthy and return its value; LabError past ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise system.LabError(f"{what}: not within {timeout:g} s.")
-        time.sleep(period)

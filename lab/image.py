@@ -37,7 +37,16 @@ PACKAGES = [
         "ca-certificates",
         "curl",
     ),
-    *("iproute2", "iputils-ping", "nftables", "e2fsprogs", "libcap2-bin", "openssh-client", "util-linux-extra"),
+    *(
+        "iproute2",
+        "iputils-ping",
+        "nftables",
+        "e2fsprogs",
+        "libcap2-bin",
+        "openssh-client",
+        "util-linux-extra",
+        "libpython3.11",
+    ),
 ]
 # Kept in the hosts as a local package source, since they have no Internet: a removed one can be installed again.
 SPARE_PACKAGES = ["acl", "curl", "git", "make", "nftables", "python3-requests"]
@@ -65,7 +74,7 @@ def layers() -> list[str]:
 def base() -> str:
     """The cached Debian root file system."""
     recipe = json.dumps([RECIPE, SUITE, PACKAGES, SPARE_PACKAGES])
-    return _cached("base", recipe, _make_base)
+    return cached("base", recipe, _make_base)
 
 
 def guest() -> str:
@@ -77,18 +86,18 @@ def guest() -> str:
         content += [
             os.path.join(directory, name) + "\0" + system.read(os.path.join(directory, name)) for name in sorted(names)
         ]
-    return _cached("guest", "\0".join(content), lambda path: _make_guest(source, path))
+    return cached("guest", "\0".join(content), lambda path: _make_guest(source, path))
 
 
 def toolkit() -> list[str]:
     """Directories that together are the CUDA toolkit, uppermost first."""
-    extra = _cached("cuobjdump", CUOBJDUMP_WHEEL, lambda path: _unpack_wheels([CUOBJDUMP_WHEEL], path))
+    extra = cached("cuobjdump", CUOBJDUMP_WHEEL, lambda path: _unpack_wheels([CUOBJDUMP_WHEEL], path))
     if os.access(os.path.join(CUDA_HOME, "bin", "nvcc"), os.X_OK):
         return [extra, CUDA_HOME]
-    return [extra, _cached("toolkit", json.dumps(TOOLKIT_WHEELS), lambda path: _unpack_wheels(TOOLKIT_WHEELS, path))]
+    return [extra, cached("toolkit", json.dumps(TOOLKIT_WHEELS), lambda path: _unpack_wheels(TOOLKIT_WHEELS, path))]
 
 
-def _cached(kind: str, recipe: str, make: Callable[[str], None]) -> str:
+def cached(kind: str, recipe: str, make: Callable[[str], None]) -> str:
     """Directory ``kind``-<hash of the recipe> in the cache; ``make`` fills a fresh one, published by rename."""
     path = os.path.join(system.CACHE_DIR, f"{kind}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}")
     if os.path.isdir(path):
@@ -173,6 +182,10 @@ def _make_guest(source: str, path: str) -> None:
 
 
 def _unpack_wheels(wheels: list[str], path: str) -> None:
+    if system.run([sys.executable, "-m", "pip", "--version"], check=False).rc != 0:
+        raise system.LabError(
+            f"{sys.executable} has no pip, which fetches {', '.join(wheels)}. Cure: make venv, then .venv/bin/python3 -m lab …"
+        )
     print(f"lab: fetching {', '.join(wheels)} from the Python package index", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as downloads:
         system.run(

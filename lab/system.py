@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CACHE_DIR = os.environ.get("DS4_LAB_CACHE", "/var/cache/ds4-lab")
@@ -34,9 +34,11 @@ PROGRAMS = {
     "mkfs.ext4": "e2fsprogs",
     "openssl": "openssl",
     "git": "git",
-    "gcc": "gcc",
 }
 FILES = {"/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring"}
+
+
+T = TypeVar("T")
 
 
 class LabError(Exception):
@@ -125,6 +127,18 @@ def lock(path: str) -> Iterator[None]:
     with open(path, "a", encoding="ascii") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+def wait(condition: Callable[[], T], what: str, *, timeout: float, period: float = 0.05) -> T:
+    """Poll ``condition()`` until it is truthy and return its value; LabError past ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise LabError(f"{what}: not within {timeout:g} s.")
+        time.sleep(period)
 
 
 # --- control groups: everything of an instance lives under one, so that ending it can miss nothing
