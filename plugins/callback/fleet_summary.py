@@ -15,7 +15,7 @@ description:
 options:
   summary_file:
     description: Path of a JSON file to write the same data to. Nothing is written when empty.
-    type: path
+    type: str  # an empty path would become the current folder
     default: ""
     env:
       - name: DS4_SUMMARY_FILE
