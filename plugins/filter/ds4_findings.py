@@ -1,0 +1,45 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filters of host_verify: judge a host, compare a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from ansible.module_utils.ds4.errors import Ds4Error
+from ansible.module_utils.ds4.findings import fleet_drift, judge_host
+
+
+def ds4_findings(
+    gpu: Mapping[str, Any],
+    memory: Mapping[str, Any],
+    host: Mapping[str, Any],
+    policy: Mapping[str, Any],
+    catalogue: Mapping[str, Any],
+    name: str = "this host",
+    now: float | None = None,
+    drift: Sequence[str] = (),
+) -> dict[str, Any]:
+    """See ``ds4.findings.judge_host``."""
+    try:
+        return dict(judge_host(gpu, memory, host, policy, catalogue, name=name, now=now, drift=drift))
+    except Ds4Error as error:
+        raise AnsibleFilterError(f"{name}: {error}") from error
+
+
+def ds4_fleet_drift(hostvars: Mapping[str, Any], hosts: Sequence[str]) -> dict[str, list[str]]:
+    """Host → in what it differs from the majority of ``hosts``; hosts without probes are left out."""
+    probes = {}
+    for name in hosts:
+        variables = hostvars[name]
+        if "host_verify_host" in variables and "host_verify_gpu" in variables:
+            probes[str(name)] = {"host": variables["host_verify_host"], "gpu": variables["host_verify_gpu"]}
+    return dict(fleet_drift(probes))
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self) -> dict[str, Any]:
+        return {"ds4_findings": ds4_findings, "ds4_fleet_drift": ds4_fleet_drift}
