@@ -37,14 +37,29 @@ class Host:
         self.name = name
         self.directory = hosts.directory(lab.name, name)
         info = json.loads(system.read(os.path.join(self.directory, "host.json")))
+        self.number: int = info["number"]
         self.address: str = info["address"]
+        self._subnet: int = info["subnet"]
         self.options = hosts.HostOptions(**info["options"])
         self.user = self.options.user
-        self._machine = hosts.machine_name(info["subnet"], name)
+        self._used = os.path.join(self.directory, "used")
+        self._machine = hosts.machine_name(self._subnet, name)
         self._cgroup = system.cgroup(lab.name, name)
 
     def __repr__(self) -> str:
         return f"<Host {self.lab.name}/{self.name} {self.address}>"
+
+    @property
+    def used(self) -> bool:
+        """Whether a test had it since its last reset."""
+        return os.path.exists(self._used)
+
+    @used.setter
+    def used(self, value: bool) -> None:
+        if value:
+            system.write(self._used, "")
+        elif self.used:
+            os.unlink(self._used)
 
     # --- life
 
@@ -54,14 +69,14 @@ class Host:
         return hosts.leader(self.lab.name, self.name)
 
     def wait_ready(self, *, timeout: float = BOOT_SECONDS, not_leader: int | None = None) -> None:
-        """Wait until sshd answers and systemd says that the boot is over (``not_leader``: of a later boot than that)."""
+        """Wait until systemd says that the boot is over (sshd runs then) and its network answers (``not_leader``: of a later boot than that)."""
 
         def booted() -> bool:
             leader = self.leader
-            if leader is None or leader == not_leader or not self._sshd_answers():
+            if leader is None or leader == not_leader:
                 return False
             state = self.run(["systemctl", "is-system-running"], check=False).out.strip()
-            return state in ("running", "degraded")
+            return state in ("running", "degraded") and self._reachable()
 
         try:
             system.wait(booted, f"{self.name} is ready", timeout=timeout)
@@ -69,12 +84,17 @@ class Host:
             console = system.read(os.path.join(self.directory, "console.log"))[-1500:]
             raise LabError(f"{error} Its console ends with:\n{console}") from error
 
-    def _sshd_answers(self) -> bool:
-        try:
-            with socket.create_connection((self.address, 22), timeout=0.5) as connection:
-                return connection.recv(4) == b"SSH-"
-        except OSError:
-            return False
+    def _reachable(self) -> bool:
+        """Whether its network answers: by a refusal, which leaves no trace in its journal, or by sshd's greeting."""
+        for port, seconds in ((1, 0.3), (22, 0.5)):
+            try:
+                with socket.create_connection((self.address, port), timeout=seconds):
+                    return True
+            except ConnectionRefusedError:
+                return True
+            except OSError:
+                continue
+        return False
 
     def reboot(self, *, wait: bool = True) -> None:
         """Reboot it from inside, as ``systemctl reboot`` does; its disk stays."""
@@ -117,19 +137,22 @@ class Host:
             if running:
                 self.resume()
 
-    def reset(self, name: str | None = None, *, wait: bool = True) -> None:
+    def reset(self, name: str | None = None, *, wait: bool = True, options: hosts.HostOptions | None = None) -> None:
         """Power it off, put back its disk (as saved under ``name``; None: as it was made), and boot it.
 
-        GPU and memory go back to its options, cable and pause to normal.
+        GPU and memory go back to its options, cable and pause to normal. With ``options`` it becomes a host of those.
         """
         self.power_off()
         self.lab.forget_connections(self)
-        hosts.seed(self.lab.name, self.name, self.lab.public_key)
+        if options is not None and options != self.options:
+            self.options, self.user = options, options.user
+        hosts.prepare(self.lab.name, self.name, self.number, self._subnet, self.options, self.lab.public_key)
         if name is not None:
             upper = os.path.join(self.directory, "upper")
             shutil.rmtree(upper)
             saved = os.path.join(self.directory, "snapshots", name)
             system.run(["cp", "-a", "--reflink=auto", saved, upper], timeout=300)
+        self.used = False
         self.power_on(wait=wait)
 
     # --- commands and files
@@ -390,9 +413,7 @@ class Lab:
     @property
     def engine(self) -> services.Engine:
         """The stand-in engine's repository of this instance."""
-        return services.Engine(
-            services.engine_url(self.info["gateway"]), os.path.join(self.directory, "engine", "ds4.git")
-        )
+        return services.Engine(services.engine_url(self.info["gateway"]), services.repository_path(self.directory))
 
     @property
     def public_key(self) -> str:
@@ -452,23 +473,35 @@ class Lab:
     def _make(self, count: int, subnet: int, options: dict[str, Any], per_host: dict[str, dict[str, Any]]) -> None:
         system.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"lab {self.name}", "-f", self.private_key])
         os.makedirs(self._control_dir, mode=0o700)
-        lines = []
         for number in range(1, count + 1):
             name = f"spark{number}"
             host_options = hosts.HostOptions(**{**options, **per_host.get(name, {})})
             hosts.prepare(self.name, name, number, subnet, host_options, self.public_key)
-            key = system.read(os.path.join(hosts.directory(self.name, name), "ssh_host_ed25519_key.pub")).split()[:2]
-            lines.append(f"{network.address(subnet, number)} {' '.join(key)}\n")
-        system.write(self.known_hosts, "".join(lines))
-        self._write_inventory()
+        self.write_inventory()
         system.spawn(
             [sys.executable, "-m", "lab.memory", self.name],
             group=system.cgroup(self.name, "memory"),
             log=os.path.join(self.directory, "memory.log"),
         )
 
-    def _write_inventory(self) -> None:
-        """An inventory as an operator would write it; group variables are those of inventory/lab."""
+    def grow(self, count: int) -> None:
+        """Prepare further standard hosts, not booted, until there are ``count``."""
+        with system.lock(os.path.join(system.STATE_DIR, f".{self.name}.lock")):
+            for number in range(len(self.hosts) + 1, count + 1):
+                subnet = int(self.info["subnet"])
+                hosts.prepare(self.name, f"spark{number}", number, subnet, hosts.HostOptions(), self.public_key)
+            self.write_inventory()
+
+    def write_inventory(self, members: Sequence[Host] | None = None) -> None:
+        """Write the inventory, as an operator would, of ``members`` (None: all hosts), and known_hosts of all.
+
+        Group variables are those of inventory/lab.
+        """
+        lines = []
+        for host in self.hosts:
+            key = system.read(os.path.join(host.directory, "ssh_host_ed25519_key.pub")).split()[:2]
+            lines.append(f"{host.address} {' '.join(key)}\n")
+        system.write(self.known_hosts, "".join(lines))
         common = [f"-o UserKnownHostsFile={self.known_hosts}", "-o StrictHostKeyChecking=yes"]
         variables = {
             "ansible_ssh_private_key_file": self.private_key,
@@ -478,9 +511,10 @@ class Lab:
             "lab_hub_url": services.hub_url(self.info["gateway"]),
             "lab_engine_url": services.engine_url(self.info["gateway"]),
         }
-        members = {host.name: {"ansible_host": host.address, "ansible_user": host.user} for host in self.hosts}
+        chosen = self.hosts if members is None else members
+        listed = {host.name: {"ansible_host": host.address, "ansible_user": host.user} for host in chosen}
         # JSON is YAML: no need for a YAML library here.
-        text = json.dumps({"sparks": {"hosts": members, "vars": variables}}, indent=2)
+        text = json.dumps({"sparks": {"hosts": listed, "vars": variables}}, indent=2)
         system.write(os.path.join(self.inventory, "hosts.yml"), text + "\n")
         link = os.path.join(self.inventory, "group_vars")
         if not os.path.lexists(link):

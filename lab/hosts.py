@@ -308,10 +308,11 @@ def _boot_script(instance: str, name: str, subnet: int, options: HostOptions) ->
         *("--register=no", "--keep-unit", "--link-journal=no", "--resolv-conf=off", "--timezone=off"),
         *(f"--network-bridge={network.bridge_name(subnet)}", f"--bind-ro={path}/lab:/run/lab"),
     ]
-    if options.cuda:
-        # The uppermost layer is the last to be named; an empty one would be refused.
-        nspawn.append(f"--overlay-ro={':'.join([*reversed(image.toolkit()), image.CUDA_HOME])}")
     mounts = []
+    if options.cuda:
+        os.makedirs(os.path.join(path, "cuda"), exist_ok=True)
+        mounts.append(f"mount -t overlay overlay -o ro,lowerdir={':'.join(image.toolkit())} {path}/cuda")
+        nspawn.append(f"--bind-ro={path}/cuda:{image.CUDA_HOME}")
     for mount_point in options.disks:
         file = _disk_file(path, mount_point)
         mounts.append(

@@ -5,6 +5,7 @@ Both are child processes of the instance: started by ``up``, ended by ``down``.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -62,11 +63,24 @@ def start(instance: str, directory: str, gateway: str) -> None:
             *("--cdn-port", str(CDN_PORT), "--proxy-port", str(PROXY_PORT)),
         ],
     )
-    repository = os.path.join(directory, "engine", "ds4.git")
+    repository = repository_path(directory)
     shutil.copytree(_engine_repository(), repository, symlinks=True)
     arguments = ["lab.engine", "serve", repository, "--address", gateway, "--port", str(ENGINE_PORT)]
     _spawn(instance, directory, "engine", arguments)
     control(directory)
+
+
+def renew(directory: str) -> None:
+    """Both as they were at the start: no faults, no options, an empty log, all tags in place."""
+    control(directory).reset()
+    repository = repository_path(directory)
+    shutil.rmtree(repository)
+    shutil.copytree(_engine_repository(), repository, symlinks=True)
+
+
+def repository_path(directory: str) -> str:
+    """The instance's own bare repository."""
+    return os.path.join(directory, "engine", "ds4.git")
 
 
 def control(directory: str) -> hub.Control:
@@ -81,6 +95,7 @@ def control(directory: str) -> hub.Control:
     return hub.Control(json.loads(line)["control_url"])
 
 
+@functools.cache
 def _engine_repository() -> str:
     source = os.path.join(system.REPOSITORY, "lab", "engine")
     digest = hashlib.sha256()

@@ -1,0 +1,7 @@
+"""Fixtures of the tests that need simulated Sparks."""
+
+from __future__ import annotations
+
+from lab.fixtures import lab_session, pytest_runtest_makereport, spark, sparks
+
+__all__ = ["lab_session", "pytest_runtest_makereport", "spark", "sparks"]
