@@ -100,11 +100,19 @@ class Status:
                 notes=list(self._notes),
             )
             text = json.dumps(self.value, sort_keys=True)
-            temporary = f"{self._path}.new"
             with contextlib.suppress(OSError):  # a full disk must not hide the reason why it is full
-                with open(temporary, "w", encoding="utf-8") as stream:
-                    stream.write(text)
-                os.replace(temporary, self._path)
+                replace_text(self._path, text)
+
+
+def replace_text(path: str, text: str) -> None:
+    """Replace a file in one step, without waiting for the disk; never through a link, since root writes here too."""
+    temporary = f"{path}.new-{os.getpid()}"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        stream.write(text)
+    os.replace(temporary, path)
 
 
 class Fetch:

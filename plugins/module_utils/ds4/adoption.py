@@ -1,0 +1,260 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Files that are on the host already: an installer's ~/gguf, an NFS or USB copy, the files of a running engine.
+
+A candidate is hashed once and then linked, cloned or copied. Its owner's file is never altered, re-owned or re-moded; it
+is moved only when that was asked for. This part runs as root: only an owner or root may hard-link somebody's file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from . import records
+from .assembly import segment_size
+from .errors import Ds4Error
+from .files import fsync_directory, human_bytes, read_json, write_json
+from .plan import Plan, PlanFile
+
+FICLONE = 0x40049409  # ioctl(2): share the blocks of another file (btrfs, xfs)
+
+
+class Account(NamedTuple):
+    """A user with its groups, as the kernel would see a process of it."""
+
+    uid: int
+    gid: int
+    groups: frozenset[int]
+
+
+def account(user: str) -> Account:
+    """Look up a user.
+
+    Raises:
+        Ds4Error: there is none of that name.
+    """
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError as error:
+        raise Ds4Error(f"There is no user {user}", cure="run the role host_base (site.yml), which makes it") from error
+    more = {group.gr_gid for group in grp.getgrall() if user in group.gr_mem}
+    return Account(entry.pw_uid, entry.pw_gid, frozenset(more | {entry.pw_gid}))
+
+
+def readable(found: os.stat_result, who: Account) -> bool:
+    """May this account read a file with this owner and mode? (Folders on the way do not matter to a hard link.)"""
+    if who.uid in (0, found.st_uid):
+        return who.uid == 0 or bool(found.st_mode & stat.S_IRUSR)
+    if found.st_gid in who.groups:
+        return bool(found.st_mode & stat.S_IRGRP)
+    return bool(found.st_mode & stat.S_IROTH)
+
+
+def candidates(item: PlanFile, paths: Iterable[str], directory: str) -> list[str]:
+    """Files that may be the wanted one, those of the right name first: right length, regular, not ours already.
+
+    Args:
+        paths: files, or directories whose files are looked at (not those below).
+        directory: our own; what lies there is no candidate.
+    """
+    found: dict[str, bool] = {}
+    for path in paths:
+        names = [path]
+        if os.path.isdir(path):
+            with contextlib.suppress(OSError):
+                names = [os.path.join(path, name) for name in sorted(os.listdir(path))]
+        for name in names:
+            real = os.path.realpath(name)
+            try:
+                status = os.stat(real)
+            except OSError:
+                continue
+            same_name = os.path.basename(name) == os.path.basename(item.file)
+            fits = status.st_size == item.bytes if item.bytes is not None else same_name
+            if stat.S_ISREG(status.st_mode) and fits and os.path.dirname(real) != os.path.realpath(directory):
+                found[real] = found.get(real, False) or same_name
+    return sorted(found, key=lambda real: not found[real])
+
+
+class Judged:
+    """Hashes of files that are not ours, so that 80 GiB are read once and not at every run."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        value = read_json(path)
+        self._known: dict[str, dict[str, Any]] = value if isinstance(value, dict) else {}
+
+    def get(self, path: str) -> records.Hashed | None:
+        """What was found in a file, if it is still the one that was read."""
+        known = self._known.get(path)
+        if not known:
+            return None
+        try:
+            now = os.stat(path)
+        except OSError:
+            return None
+        if (known["bytes"], known["mtime_ns"], known["inode"]) != (now.st_size, now.st_mtime_ns, now.st_ino):
+            return None
+        return records.Hashed(**known)
+
+    def remember(self, path: str, hashed: records.Hashed) -> None:
+        """Keep a result."""
+        self._known[path] = hashed._asdict()
+        write_json(self._path, self._known)
+
+
+class Adoption:
+    """Adopts what can be adopted for one plan.
+
+    Args:
+        plan: what is wanted; ``plan.adopt`` says where to look.
+        judged: memory of earlier looks.
+        note: called with one sentence per event.
+        progress: called with (role, path, bytes read).
+        move: take the file instead of sharing it.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        judged: Judged,
+        *,
+        note: Callable[[str], None],
+        progress: Callable[[PlanFile, str, int], None] = lambda item, path, count: None,
+        move: bool = False,
+    ) -> None:
+        self._plan = plan
+        self._judged = judged
+        self._note = note
+        self._progress = progress
+        self._move = move
+        self._who = account(plan.user)
+
+    def run(self) -> list[dict[str, str]]:
+        """Adopt every missing file that is somewhere on this host: ``[{role, path, how}]``."""
+        adopted = []
+        for item in self._plan.files:
+            target = self._plan.path(item)
+            if os.path.lexists(target):
+                continue  # the fetcher judges it
+            for path in candidates(item, self._plan.adopt, self._plan.directory):
+                try:
+                    how = self._adopt(item, path, target)
+                except (OSError, Ds4Error) as error:
+                    self._note(f"{path} was not adopted: {error}")
+                    continue
+                if how:
+                    adopted.append({"role": item.role, "path": path, "how": how})
+                    break
+        return adopted
+
+    def _adopt(self, item: PlanFile, path: str, target: str) -> str:
+        hashed = self._judged.get(path)
+        if hashed is None:
+            self._note(f"reading {path} to see whether it is {item.target}")
+            size = os.stat(path).st_size
+            hashed = records.hash_file(
+                path,
+                segment_size(size),
+                progress=lambda count: self._progress(item, path, count),
+                drop_cache=self._plan.drop_cache,
+            )
+            self._judged.remember(path, hashed)
+        if item.sha256 and hashed.sha256 != item.sha256:
+            called = self._plan.known.get(hashed.sha256, "")
+            self._note(
+                f"{path} is not {item.target}: sha256 {hashed.sha256}" + (f", which is {called}" if called else "")
+            )
+            return ""
+        status = os.stat(path)
+        if not item.sha256 and not readable(status, self._who):
+            raise Ds4Error(  # without a hash to compare with, nothing of another user is copied into his reach
+                f"{path} cannot be read by {self._plan.user} and has no published hash",
+                cure=f"let {self._plan.user} read it, or add its sha256 to ds4_weights_extra",
+            )
+        temporary = os.path.join(self._plan.directory, f".{item.target}.adopted")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        how = self._place(path, temporary, hashed, status)
+        now, then = os.stat(temporary), (hashed.mtime_ns, hashed.bytes)
+        if how == "reflinked" and (os.stat(path).st_mtime_ns, os.stat(path).st_size) != then:
+            os.unlink(temporary)
+            raise Ds4Error(f"{path} changed while it was cloned", cure="run again when nobody writes to it")
+        hashed = (
+            hashed._replace(mtime_ns=now.st_mtime_ns, inode=now.st_ino) if how not in ("linked", "moved") else hashed
+        )
+        trust = "manifest" if item.sha256 else "first-use"
+        entry = {"role": item.role, "generation": self._plan.generation, "repo": item.repo, "revision": item.revision}
+        records.write(target, records.make(target, entry, hashed, how=how, source=path, trust=trust))
+        os.replace(temporary, target)
+        fsync_directory(self._plan.directory)
+        self._note(f"{item.target}: adopted from {path} ({how})")
+        problem = records.quick_check(target, item.sha256)
+        if problem:
+            raise Ds4Error(
+                f"{path} changed while it was adopted", found=problem, cure="run again when nobody writes to it"
+            )
+        return how
+
+    def _place(self, path: str, temporary: str, hashed: records.Hashed, status: os.stat_result) -> str:
+        """Give the content a second name in our directory, in the cheapest way that the service user can read."""
+        same_disk = status.st_dev == os.stat(self._plan.directory).st_dev
+        if same_disk and self._move:
+            os.rename(path, temporary)
+            os.chown(temporary, self._who.uid, self._who.gid)
+            os.chmod(temporary, 0o644)
+            return "moved"
+        if same_disk and readable(status, self._who):
+            try:
+                os.link(path, temporary, follow_symlinks=False)
+            except OSError as error:
+                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                    raise
+            else:
+                return "linked"
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            how = "reflinked" if self._clone(path, handle) else self._copy(path, handle, hashed)
+            os.fchown(handle, self._who.uid, self._who.gid)
+            os.fsync(handle)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        finally:
+            os.close(handle)
+        if self._move:
+            os.unlink(path)
+        return how
+
+    @staticmethod
+    def _clone(path: str, handle: int) -> bool:
+        source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(handle, FICLONE, source)
+        except OSError:
+            return False
+        finally:
+            os.close(source)
+        return True
+
+    def _copy(self, path: str, handle: int, hashed: records.Hashed) -> str:
+        place = os.fstatvfs(handle)
+        free = place.f_bavail * place.f_frsize
+        if hashed.bytes > free:
+            raise Ds4Error(
+                f"{path} cannot be shared with {self._plan.user}, and there is no room for a copy",
+                found=f"{human_bytes(free)} free in {self._plan.directory}",
+                required=human_bytes(hashed.bytes),
+                cure=f"let {self._plan.user} read it (chmod o+r), or set weights_adopt_move: true",
+            )
+        again = records.hash_file(path, hashed.segment_bytes, drop_cache=self._plan.drop_cache, copy_to=handle)
+        if again.sha256 != hashed.sha256:
+            raise Ds4Error(f"{path} changed while it was copied", cure="run again when nobody writes to it")
+        return "copied"

@@ -1,0 +1,437 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Door into ds4.weights."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: ds4_weights
+short_description: Weights of one generation on a host, verified by sha256
+description:
+  - Compares what is wanted with the records of what was verified. When nothing is missing it reads nothing else and
+    changes nothing.
+  - Otherwise it writes a plan and starts C(ds4-fetch.service) on the host, or attaches to the one at work. The service
+    needs no connection and goes on after a reboot.
+  - An action plugin of the same name shows the progress of O(state=followed) on the controller.
+options:
+  state:
+    description:
+      - V(present) plans, starts or attaches, and stays for O(wait_seconds) at most.
+      - V(followed) follows the fetch that V(present) started.
+    type: str
+    choices: [present, followed]
+    default: present
+  generation:
+    description: Name of the generation, for example V(0731). Required for O(state=present).
+    type: str
+    default: ""
+  files:
+    description: Files of the generation.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      role:
+        description: What the engine uses it for, V(base), V(drafter) or V(mtp).
+        type: str
+        required: true
+      file:
+        description: Name in the repository. The last part is the name on the host.
+        type: str
+        required: true
+      repo:
+        description: Repository, C(OWNER/NAME).
+        type: str
+        default: ""
+      revision:
+        description: Commit of the repository, 40 hex digits.
+        type: str
+        default: ""
+      bytes:
+        description: Length in bytes. 0 when nobody knows it.
+        type: int
+        default: 0
+      sha256:
+        description: Hash of the whole file. Empty when nobody knows it; the first use records it and says so.
+        type: str
+        default: ""
+      sources:
+        description: Sources of this file alone, tried before O(sources).
+        type: list
+        elements: str
+        default: []
+  known:
+    description: Files of all known generations, so that a foreign content is called by its name.
+    type: list
+    elements: dict
+    default: []
+  sources:
+    description:
+      - Where files come from, in the order in which they are tried.
+      - An endpoint such as C(https://huggingface.co), an address with C({repo}), C({revision}), C({file}) or C({name}) in it,
+        or an absolute directory on the host.
+    type: list
+    elements: str
+    default: [https://huggingface.co]
+  directory:
+    description: Where verified files and their records lie.
+    type: path
+    required: true
+  state_directory:
+    description: Where the plan lies. Only root writes there.
+    type: path
+    required: true
+  library_directory:
+    description: Where the mechanism package is installed.
+    type: path
+    default: /opt/ds4/lib/current
+  bin_directory:
+    description: Where the command C(ds4-fetch) goes.
+    type: path
+    default: /usr/local/bin
+  python:
+    description: Interpreter of the service.
+    type: path
+    default: /usr/bin/python3
+  user:
+    description: Account that owns the files and runs the service.
+    type: str
+    default: ds4
+  group:
+    description: Group of the files.
+    type: str
+    default: ds4
+  fetch:
+    description: V(false) only verifies what is there.
+    type: bool
+    default: true
+  adopt_paths:
+    description: Files and directories on the host that may hold the wanted content already.
+    type: list
+    elements: path
+    default: []
+  adopt_running:
+    description: Also look at the files of engines that run on the host.
+    type: bool
+    default: true
+  adopt_move:
+    description: Move adopted files instead of sharing them.
+    type: bool
+    default: false
+  connections:
+    description: Connections at once, 1 to 64.
+    type: int
+    default: 8
+  segment_bytes:
+    description: What a crash can cost, in bytes. 0 chooses by the length of the file.
+    type: int
+    default: 0
+  stall_seconds:
+    description: A connection silent for so many seconds is given up.
+    type: float
+    default: 30.0
+  stall_bytes_per_second:
+    description: A connection slower than this over O(stall_seconds) is given up.
+    type: float
+    default: 4096.0
+  retries:
+    description: Failures in a row without any progress before a source is given up.
+    type: int
+    default: 10
+  backoff_seconds:
+    description: First pause in seconds; doubles up to O(backoff_limit_seconds).
+    type: float
+    default: 1.0
+  backoff_limit_seconds:
+    description: Longest pause in seconds between two tries.
+    type: float
+    default: 60.0
+  deadline_seconds:
+    description: Total limit in seconds. 0 for none.
+    type: float
+    default: 0.0
+  bandwidth_mib_per_second:
+    description: Limit for all connections together in MiB per second. 0 for none.
+    type: float
+    default: 0.0
+  proxy_url:
+    description: Forward proxy, C(http://host:port).
+    type: str
+    default: ""
+  proxy_credentials_file:
+    description: File on the host, mode 0600, with one line C(user:password).
+    type: str
+    default: ""
+  no_proxy:
+    description: Hosts reached directly, separated by commas.
+    type: str
+    default: ""
+  ca_file:
+    description: PEM file on the host with further authorities.
+    type: str
+    default: ""
+  token_file:
+    description: File on the host, mode 0600, with the token of the hub.
+    type: str
+    default: ""
+    no_log: false
+  allowed_hosts:
+    description: Hosts to which a mirror may redirect.
+    type: list
+    elements: str
+    default: []
+  guest:
+    description: Be considerate to a live engine. V(auto) when one runs.
+    type: str
+    choices: [auto, always, never]
+    default: auto
+  memory_floor_gib:
+    description: A guest waits while MemAvailable is below this many GiB.
+    type: float
+    default: 0.0
+  margin_gib:
+    description: Room in GiB that must remain free on every file system.
+    type: float
+    default: 5.0
+  extra_needs:
+    description: What other parts of the same run will write.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      path:
+        description: Where.
+        type: path
+        required: true
+      bytes:
+        description: How much.
+        type: int
+        required: true
+      what:
+        description: For whom, for the message.
+        type: str
+        required: true
+  mount_change_accepted:
+    description: The weights may lie on another file system than at the first run.
+    type: bool
+    default: false
+  wait_seconds:
+    description: How many seconds to stay with the fetch.
+    type: float
+    default: 5.0
+  started:
+    description: For the action plugin. The result of O(state=present); one that is not running is returned as it is.
+    type: dict
+  quiet:
+    description: For the action plugin. Show no progress lines.
+    type: bool
+    default: false
+  unreachable_seconds:
+    description: For the action plugin. How many seconds the host may be unreachable while its fetch goes on.
+    type: int
+    default: 300
+attributes:
+  check_mode:
+    description: Says how many bytes would move, from where, and what would be adopted.
+    support: full
+  diff_mode:
+    description: Files of this size have no useful difference.
+    support: none
+  platform:
+    description: Linux with systemd and Python 3.9 or newer.
+    support: full
+    platforms: posix
+author:
+  - ds4-fleet contributors
+"""
+
+EXAMPLES = r"""
+- name: Bring the weights
+  ds4_weights:
+    generation: "0731"
+    files:
+      - role: drafter
+        repo: bleysg/DeepSeek-V4-Flash-DSpark-drafter-GGUF
+        revision: 81c6fdd38f9582da45ba27f0ed7b63bcd3ea3b62
+        file: DSpark-drafter-Q2K-Q8-0731.gguf
+        bytes: 6971241504
+        sha256: 8fa269560dc76fd73e4233ad9b1938b5f65dd363381fd9b1a5c6183f7d12d686
+    directory: /var/lib/ds4/weights
+    state_directory: /var/lib/ds4/state/weights
+  register: started
+
+- name: Follow the fetch
+  ds4_weights:
+    state: followed
+    directory: /var/lib/ds4/weights
+    state_directory: /var/lib/ds4/state/weights
+    started: "{{ started }}"
+"""
+
+RETURN = r"""
+state:
+  description: V(done), V(running) or V(planned).
+  returned: success
+  type: str
+  sample: done
+weights:
+  description: Where the files are and what they are.
+  returned: success
+  type: dict
+  sample:
+    generation: "0731"
+    directory: /var/lib/ds4/weights
+    files:
+      drafter: {path: /var/lib/ds4/weights/DSpark-drafter-Q2K-Q8-0731.gguf, sha256: 8fa2…, bytes: 6971241504}
+    bytes_fetched: 6971241504
+    bytes_to_fetch: 0
+    seconds: 11.2
+    source: huggingface.co
+    adopted: []
+plan:
+  description: What would be done.
+  returned: in check mode, when something is missing
+  type: dict
+  sample: {bytes_to_fetch: 6971241504, missing: {drafter: no such file}, adopt: {}, write: []}
+status:
+  description: Last word of the fetcher.
+  returned: when it was started
+  type: dict
+  sample: {state: running, bytes_received: 1048576}
+ds4_summary:
+  description: One line for the table at the end.
+  returned: always
+  type: dict
+  sample: {room: weights, state: ok, text: "0731: base + drafter verified, nothing to fetch", files: 2}
+"""
+
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.ds4 import weights
+from ansible.module_utils.ds4.errors import Ds4Error
+from ansible.module_utils.ds4.plan import load
+from ansible.module_utils.ds4.space import Need
+
+MIB, GIB = 1024**2, 1024**3
+
+FILE_SPEC: dict[str, dict[str, Any]] = {
+    "role": {"type": "str", "required": True},
+    "file": {"type": "str", "required": True},
+    "repo": {"type": "str", "default": ""},
+    "revision": {"type": "str", "default": ""},
+    "bytes": {"type": "int", "default": 0},
+    "sha256": {"type": "str", "default": ""},
+    "sources": {"type": "list", "elements": "str", "default": []},
+}
+NEED_SPEC: dict[str, dict[str, Any]] = {
+    "path": {"type": "path", "required": True},
+    "bytes": {"type": "int", "required": True},
+    "what": {"type": "str", "required": True},
+}
+SPEC: dict[str, dict[str, Any]] = {
+    "state": {"type": "str", "choices": ["present", "followed"], "default": "present"},
+    "generation": {"type": "str", "default": ""},
+    "files": {"type": "list", "elements": "dict", "default": [], "options": FILE_SPEC},
+    "known": {"type": "list", "elements": "dict", "default": []},
+    "sources": {"type": "list", "elements": "str", "default": ["https://huggingface.co"]},
+    "directory": {"type": "path", "required": True},
+    "state_directory": {"type": "path", "required": True},
+    "library_directory": {"type": "path", "default": "/opt/ds4/lib/current"},
+    "bin_directory": {"type": "path", "default": "/usr/local/bin"},
+    "python": {"type": "path", "default": "/usr/bin/python3"},
+    "user": {"type": "str", "default": "ds4"},
+    "group": {"type": "str", "default": "ds4"},
+    "fetch": {"type": "bool", "default": True},
+    "adopt_paths": {"type": "list", "elements": "path", "default": []},
+    "adopt_running": {"type": "bool", "default": True},
+    "adopt_move": {"type": "bool", "default": False},
+    "connections": {"type": "int", "default": 8},
+    "segment_bytes": {"type": "int", "default": 0},
+    "stall_seconds": {"type": "float", "default": 30.0},
+    "stall_bytes_per_second": {"type": "float", "default": 4096.0},
+    "retries": {"type": "int", "default": 10},
+    "backoff_seconds": {"type": "float", "default": 1.0},
+    "backoff_limit_seconds": {"type": "float", "default": 60.0},
+    "deadline_seconds": {"type": "float", "default": 0.0},
+    "bandwidth_mib_per_second": {"type": "float", "default": 0.0},
+    "proxy_url": {"type": "str", "default": ""},
+    "proxy_credentials_file": {"type": "str", "default": ""},
+    "no_proxy": {"type": "str", "default": ""},
+    "ca_file": {"type": "str", "default": ""},
+    "token_file": {"type": "str", "default": "", "no_log": False},
+    "allowed_hosts": {"type": "list", "elements": "str", "default": []},
+    "guest": {"type": "str", "choices": ["auto", "always", "never"], "default": "auto"},
+    "memory_floor_gib": {"type": "float", "default": 0.0},
+    "margin_gib": {"type": "float", "default": 5.0},
+    "extra_needs": {"type": "list", "elements": "dict", "default": [], "options": NEED_SPEC},
+    "mount_change_accepted": {"type": "bool", "default": False},
+    "wait_seconds": {"type": "float", "default": 5.0},
+    "started": {"type": "dict"},
+    "quiet": {"type": "bool", "default": False},
+    "unreachable_seconds": {"type": "int", "default": 300},
+}
+# Settings that the plan carries under the name of the option.
+PLAN_SETTINGS = (
+    "group", "fetch", "connections", "segment_bytes", "stall_seconds", "stall_bytes_per_second", "retries",
+    "backoff_seconds", "backoff_limit_seconds", "deadline_seconds", "proxy_url", "proxy_credentials_file", "no_proxy",
+    "ca_file", "token_file",
+)  # fmt: skip
+
+
+def wanted_of(params: dict[str, Any]) -> weights.Wanted:
+    """What the parameters ask for.
+
+    Raises:
+        Ds4Error: it cannot be used.
+    """
+    layout = weights.Layout(
+        params["directory"], params["state_directory"], params["library_directory"], params["bin_directory"]
+    )
+    if params["state"] == "followed":
+        return weights.Wanted(load(layout.plan), layout)
+    plan = weights.build_plan(
+        generation=params["generation"],
+        files=params["files"],
+        sources=params["sources"],
+        layout=layout,
+        user=params["user"],
+        known=params["known"],
+        allowed_hosts=params["allowed_hosts"],
+        adopt=params["adopt_paths"],
+        bandwidth_bytes_per_second=params["bandwidth_mib_per_second"] * MIB,
+        margin_bytes=int(params["margin_gib"] * GIB),
+        **{key: params[key] for key in PLAN_SETTINGS},
+    )
+    return weights.Wanted(
+        plan,
+        layout,
+        guest=params["guest"],
+        memory_floor_kib=int(params["memory_floor_gib"] * MIB),
+        extra_needs=tuple(Need(need["path"], need["bytes"], need["what"]) for need in params["extra_needs"]),
+        mount_change_accepted=params["mount_change_accepted"],
+        adopt_running=params["adopt_running"],
+        adopt_move=params["adopt_move"],
+    )
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(argument_spec=SPEC, supports_check_mode=True)
+    params = module.params
+    try:
+        wanted = wanted_of(params)
+        if params["state"] == "present":
+            outcome = weights.present(
+                wanted, params["python"], check=module.check_mode, wait_seconds=params["wait_seconds"]
+            )
+        else:
+            outcome = weights.follow(wanted, params["wait_seconds"])
+    except Ds4Error as error:
+        summary = {"room": weights.ROOM, "state": "failed", "text": error.what}
+        module.fail_json(ds4_summary=summary, **error.result())
+    module.exit_json(state=outcome.state, **outcome.result)
+
+
+if __name__ == "__main__":
+    main()
