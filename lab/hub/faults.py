@@ -169,7 +169,7 @@ def random_rules(seed: int, size: int) -> list[dict[str, Any]]:
         rule: dict[str, Any] = {"fault": name, "count": rng.randint(1, 3), "after": rng.randint(0, 3)}
         rule.update(_PASSING[name])
         if name in BODY_FAULTS and rng.random() < 0.7:
-            rule["offset"] = rng.randrange(1, size)
+            rule.update(offset=rng.randrange(1, size), after=0)  # few answers cover one place: let none of them pass
         if name == "status":
             rule["at"] = rng.choice(("hub", "cdn"))
             rule["status"] = rng.choice((429, 429, 500, 502, 503))
@@ -199,7 +199,7 @@ _PASSING: dict[str, dict[str, Any]] = {
     "short_length": {"extra": 1000},
     "long": {"extra": 1000},
     "no_length": {},
-    "slow_start": {"seconds": 1.0},
+    "slow_start": {"seconds": 0.7},
     "reset": {},
     "refuse": {"seconds": 1.0, "count": 1},
 }
