@@ -248,7 +248,10 @@ class Host:
         return self.run(argv).out
 
     def module_executions(self, since: float = 0.0) -> list[str]:
-        """Names of the Ansible modules the host ran since that time (seconds since the epoch), from its own journal."""
+        """Names of the Ansible modules the host ran since that time (seconds since the epoch), from its own journal.
+
+        Without collection: ``command``, ``stat``, ``ds4_build``.
+        """
         argv = [
             "journalctl",
             "--no-pager",
@@ -263,7 +266,7 @@ class Host:
             entry = json.loads(line)
             identifier, message = entry.get("SYSLOG_IDENTIFIER") or "", entry.get("MESSAGE") or ""
             if identifier.startswith("ansible-") and isinstance(message, str) and message.startswith("Invoked"):
-                found.append(identifier.removeprefix("ansible-"))
+                found.append(identifier.removeprefix("ansible-").rpartition(".")[2])
         return found
 
     # --- hardware

@@ -333,8 +333,8 @@ def _boot_script(instance: str, name: str, subnet: int, options: HostOptions) ->
             "while :; do",
             f"  {shlex.join(nspawn)}",
             "  rc=$?",
-            "  # 133 is a reboot; anything else is the end.",
-            '  [ "$rc" = 133 ] || exit "$rc"',
+            "  # 133 is a reboot. Anything else is the end, also for a payload that outlived systemd-nspawn.",
+            f'  [ "$rc" = 133 ] || echo 1 >{system.cgroup(instance, name)}/cgroup.kill',
             "done",
             "",
         ]

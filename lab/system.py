@@ -46,7 +46,7 @@ class LabError(Exception):
 
 
 class Ran(NamedTuple):
-    """Outcome of a command: exit status, standard output, standard error. ``rc`` is 124 past the time limit."""
+    """Outcome of a command: exit status as shells count it (128 + signal), output, error. 124: past the time limit."""
 
     rc: int
     out: str
@@ -86,7 +86,7 @@ def run(
         raise LabError(f"{argv[0]} is missing. Cure: python3 -m lab needs --install") from error
     try:
         out, err = process.communicate(stdin, timeout=timeout)
-        ran = Ran(process.returncode, out, err)
+        ran = Ran(process.returncode if process.returncode >= 0 else 128 - process.returncode, out, err)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
