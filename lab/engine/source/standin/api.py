@@ -6,7 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import answers
 from engine import Engine, Job, RefusedError
@@ -241,9 +241,15 @@ class Completions(Chat):
 
 class Responses(Surface):
     prefix = "resp_"
+    place: ClassVar[dict[str, Any]] = {"item_id": "msg_0", "output_index": 0, "content_index": 0}
+
+    def part(self, text: str) -> dict[str, Any]:
+        return {"type": "output_text", "text": text, "annotations": []}
+
+    def item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"type": "message", "id": "msg_0", "status": status, "role": "assistant", "content": content}
 
     def whole(self) -> dict[str, Any]:
-        parts = [{"type": "output_text", "text": self.text, "annotations": []}]
         complete = self.job.finish == "stop"
         content: dict[str, Any] = {
             "id": self.id,
@@ -251,9 +257,7 @@ class Responses(Surface):
             "created_at": int(time.time()),
             "status": "completed" if complete else "incomplete",
             "model": self.model,
-            "output": [
-                {"type": "message", "id": "msg_0", "status": "completed", "role": "assistant", "content": parts}
-            ],
+            "output": [self.item("completed", [self.part(self.text)])],
             "usage": {**self.usage_in_out(), "total_tokens": self.job.prompt_tokens + self.job.decoded},
             "timings": self.job.timings,
         }
@@ -263,16 +267,26 @@ class Responses(Surface):
 
     def before(self) -> list[dict[str, Any]]:
         response = {"id": self.id, "object": "response", "status": "in_progress", "model": self.model, "output": []}
-        return [{"type": "response.created", "response": response}]
+        return [
+            {"type": "response.created", "response": response},
+            {"type": "response.output_item.added", "output_index": 0, "item": self.item("in_progress", [])},
+            {"type": "response.content_part.added", **self.place, "part": self.part("")},
+        ]
 
     def piece(self, kind: str, text: str) -> list[dict[str, Any]]:
         if kind == "thinking":
             return []
-        return [{"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": text}]
+        return [{"type": "response.output_text.delta", **self.place, "delta": text}]
 
     def after(self) -> list[dict[str, Any] | str]:
         return [
-            {"type": "response.output_text.done", "output_index": 0, "content_index": 0, "text": self.text},
+            {"type": "response.output_text.done", **self.place, "text": self.text},
+            {"type": "response.content_part.done", **self.place, "part": self.part(self.text)},
+            {
+                "type": "response.output_item.done",
+                "output_index": 0,
+                "item": self.item("completed", [self.part(self.text)]),
+            },
             {"type": "response.completed", "response": self.whole()},
         ]
 
