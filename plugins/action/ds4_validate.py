@@ -72,15 +72,24 @@ class ActionModule(ActionBase):
                 findings.append(f"Variable {name} is not known. Cure: remove it or correct its name; {hint}")
         return findings
 
+    def _role_variables(self) -> dict[str, Any]:
+        """Defaults and constants of every role: what an operator wrote may refer to them, as it may inside the role."""
+        found: dict[str, Any] = {}
+        for folder in ("defaults", "vars"):
+            for path in sorted(Path(self._task.args["roles_path"]).glob(f"*/{folder}/main.yml")):
+                found.update(self._loader.load_from_file(str(path), trusted_as_template=True) or {})
+        return found
+
     def _wrong_values(self, specs: dict[str, dict[str, Any]], variables: dict[str, Any]) -> list[str]:
         findings = []
+        templar = self._templar.copy_with_new_env(available_variables={**self._role_variables(), **variables})
         for role, options in specs.items():
             values: dict[str, Any] = {}
             for option in options:
                 if option not in variables:
                     continue
                 try:
-                    values[option] = self._templar.template(variables[option])
+                    values[option] = templar.template(variables[option])
                 except Exception as error:  # any template error is a finding, unless it waits for a later result
                     if not re.search(r"\w+_result\b|host_verify_\w+", str(error) + str(variables[option])):
                         findings.append(f"Variable {option} cannot be resolved: {error}")

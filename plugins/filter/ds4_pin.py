@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ansible.module_utils.ds4.pin import generation_errors, generation_files, resolve_pin
+from ansible.module_utils.ds4.pin import generation_errors, generation_files, known_files, resolve_pin
 
 
 class FilterModule:
@@ -14,5 +14,6 @@ class FilterModule:
         return {
             "ds4_resolve_pin": resolve_pin,
             "ds4_generation_files": generation_files,
+            "ds4_known_files": known_files,
             "ds4_generation_errors": generation_errors,
         }

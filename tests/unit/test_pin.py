@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ds4.pin import generation_errors, generation_files, resolve_pin
+from ds4.pin import generation_errors, generation_files, known_files, resolve_pin
 
 COMMIT = "addc0c4bd6c664f8eed556df5c41f17990dcfcb6"
 OTHER = "4ad370b4a338efe9723a386673c0e04f6e214108"
@@ -45,6 +45,7 @@ def test_every_doubt_is_said_with_its_cure(release: str, commit: str, releases: 
 def test_files_carry_their_role() -> None:
     assert [file["role"] for file in generation_files(WEIGHTS, "0731")] == ["base"]
     assert generation_files(WEIGHTS, "nothing") == []
+    assert [(file["generation"], file["role"]) for file in known_files(WEIGHTS)] == [("0731", "base"), ("legacy", "mtp")]
 
 
 def test_a_half_described_generation_is_told_whole() -> None:

@@ -77,6 +77,13 @@ def generation_files(weights: Mapping[str, Any], generation: str) -> list[dict[s
     return [{"role": role, **dict(entry)} for role, entry in files.items()]
 
 
+def known_files(weights: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Files of all generations, each with ``generation`` and ``role``: what may be recognised on a host."""
+    return [
+        {"generation": generation, **file} for generation in weights for file in generation_files(weights, generation)
+    ]
+
+
 def generation_errors(weights: Mapping[str, Any], generation: str) -> list[str]:
     """What is wrong with the description of one generation, as sentences."""
     if str(generation) not in weights:
