@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure
-from ansible.module_utils.ds4.progress import line
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 
@@ -50,7 +49,7 @@ class ActionModule(ActionBase):
             if result.get("failed") or result.get("state") != "running":
                 result["changed"] = changed
                 return result
-            self._tell(quiet, f"[{host}] {line(result.get('status') or {})}")
+            self._tell(quiet, f"[{host}] {result.get('progress', '')}")
 
     def _tell(self, quiet: bool, text: str) -> None:
         if not quiet:

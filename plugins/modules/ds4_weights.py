@@ -293,6 +293,11 @@ plan:
   returned: in check mode, when something is missing
   type: dict
   sample: {bytes_to_fetch: 6971241504, missing: {drafter: no such file}, adopt: {}, write: []}
+progress:
+  description: One line for people.
+  returned: while it runs
+  type: str
+  sample: base 42 %  36.5/80.8 GiB  612 MiB/s  eta 1m12s
 status:
   description: Last word of the fetcher.
   returned: when it was started

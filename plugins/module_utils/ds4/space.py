@@ -73,10 +73,15 @@ def credit(path: str, wanted: int) -> int:
 
 
 def mount_of(path: str, mountinfo: str | None = None) -> dict[str, str]:
-    """The file system that holds a path: ``path`` where it is mounted, ``source``, ``type``, ``uuid`` (empty: none)."""
+    """The file system that holds a path: ``path`` where it is mounted, ``source``, ``type``, ``uuid`` (empty: none).
+
+    As process 1 sees it: a hardened unit has mounts of its own over the folders that it may write.
+    """
     real = os.path.realpath(existing_parent(path))
     best = {"path": "/", "source": "", "type": "", "uuid": ""}
-    for entry in parse_mountinfo(read_text("/proc/self/mountinfo") if mountinfo is None else mountinfo):
+    if mountinfo is None:
+        mountinfo = read_text("/proc/1/mountinfo") or read_text("/proc/self/mountinfo")
+    for entry in parse_mountinfo(mountinfo):
         mounted = entry["path"]
         if (real == mounted or real.startswith(mounted.rstrip("/") + "/")) and len(mounted) >= len(best["path"]):
             best = entry
@@ -84,7 +89,7 @@ def mount_of(path: str, mountinfo: str | None = None) -> dict[str, str]:
 
 
 def parse_mountinfo(text: str) -> list[dict[str, str]]:
-    """Lines of /proc/self/mountinfo (proc(5)), in the order of mounting."""
+    """Lines of a mountinfo file (proc(5)), in the order of mounting."""
     entries = []
     for line in text.splitlines():
         left, separator, right = line.partition(" - ")

@@ -504,9 +504,10 @@ def follow(wanted: Wanted, wait_seconds: float, *, changed: bool = False) -> Out
         time.sleep(POLL_SECONDS)
     if status.get("state") in (None, "done", "failed"):  # of an earlier start: this one has not said anything yet
         status = {**status, "state": "running"}
-    summary = {"room": ROOM, "state": "changed", "text": progress_line(status), "files": len(wanted.plan.files)}
-    found = look(wanted)
-    return Outcome("running", {"changed": changed, "status": status, **_weights(wanted, found), "ds4_summary": summary})
+    text = progress_line(status)
+    summary = {"room": ROOM, "state": "changed", "text": text, "files": len(wanted.plan.files)}
+    result = {"changed": changed, "progress": text, "status": status, **_weights(wanted, look(wanted)), "ds4_summary": summary}
+    return Outcome("running", result)
 
 
 def _ended(wanted: Wanted, unit: Unit, status: dict[str, Any], changed: bool) -> Outcome:
