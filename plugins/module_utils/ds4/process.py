@@ -151,12 +151,14 @@ class Process:
 
     @property
     def cgroup(self) -> str:
-        """Control group path: of the unified hierarchy, else of systemd's own."""
+        """Control group path in the hierarchy that systemd uses."""
         paths = {}
         for line in self._bytes("cgroup").decode(errors="replace").splitlines():
             _number, controllers, path = [*line.split(":", 2), "", ""][:3]
             paths[controllers] = path
-        return paths.get("name=systemd") or paths.get("", "")
+        named = [paths.get(controllers, "") for controllers in ("name=systemd", "")]
+        # On a hybrid host, or in a container of one, the hierarchy that nobody uses says "/".
+        return next((path for path in named if path.strip("/")), named[0] or named[1])
 
     @property
     def unit(self) -> str:

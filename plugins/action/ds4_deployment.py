@@ -1,0 +1,78 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Follow the switch of a host: a line for every step, patience with a lost connection, one judgement at the end."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ansible.module_utils
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+# On the controller ansible.module_utils is Ansible's own package only; ours lies beside this folder.
+_UTILS = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "module_utils")
+if _UTILS not in ansible.module_utils.__path__:
+    ansible.module_utils.__path__.append(_UTILS)
+
+from ansible.module_utils.ds4.follow import follow  # noqa: E402
+
+display = Display()
+CALL_SECONDS = 15  # one round trip waits on the host so long for a further step
+
+
+class ActionModule(ActionBase):
+    """Arguments of the task that stay here: ``patience_seconds`` and ``limit_seconds``; the module gets the rest."""
+
+    TRANSFERS_FILES = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        arguments = dict(self._task.args)
+        patience = float(arguments.pop("patience_seconds", 120))
+        limit = float(arguments.pop("limit_seconds", 7200))
+        if arguments.get("state") not in ("active", "rolled_back"):
+            return {**result, **self._call(arguments, task_vars)}
+        host = (task_vars or {}).get("inventory_hostname", "")
+        following = ""
+        shown: list[str] = []
+
+        def ask() -> dict[str, Any]:
+            more = {"wait_seconds": CALL_SECONDS, "steps_seen": len(shown), "transaction": following}
+            return self._call({**arguments, **more}, task_vars)
+
+        def tell(answer: dict[str, Any]) -> None:
+            nonlocal following
+            record = answer.get("transaction") or {"id": "", "steps": []}
+            if record["id"] != following:
+                following = record["id"]
+                shown.clear()
+            steps = [step for step in record["steps"] if step["ok"] is not None]
+            for step in steps[len(shown) :]:
+                display.display(f"{host}: {step['name']}: {'' if step['ok'] else 'FAILED: '}{step['text']}")
+            shown[:] = [step["name"] for step in steps]
+
+        def away(seconds: float) -> None:
+            display.display(f"{host}: not reachable for {seconds:.0f} s; its switch goes on by itself")
+
+        answer = follow(
+            ask,
+            tell,
+            lost=AnsibleConnectionFailure,
+            patience_seconds=patience,
+            limit_seconds=limit,
+            away=away,
+        )
+        result.update(answer)
+        if result.get("running"):
+            steps = (result.get("transaction") or {}).get("steps")
+            step = steps[-1]["name"] if steps else "its beginning"
+            text = f"The switch still runs after {limit:.0f} s, in the step: {step}. Cure: run again, which follows it."
+            summary = {"room": "engine_service", "state": "failed", "text": text}
+            result.update(failed=True, msg=text, ds4_summary=summary)
+        return result
+
+    def _call(self, arguments: dict[str, Any], task_vars: dict[str, Any] | None) -> dict[str, Any]:
+        answer: dict[str, Any] = self._execute_module("ds4_deployment", module_args=arguments, task_vars=task_vars)
+        return answer

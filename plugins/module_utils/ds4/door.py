@@ -1,0 +1,209 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What ``ds4_deployment`` does on the host, as plain functions: stage, activate, roll back, prune, query."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from . import deployment as store
+from . import foreign, switch, systemd_text
+from .command import run
+from .deployment import Layout, Wanted
+from .errors import Ds4Error
+from .files import MARKER_LINE, read_json, read_text, write_atomic, write_json
+from .service import Service
+
+UNITS = "/etc/systemd/system"
+
+
+def install_helpers(units: Mapping[str, str], *, check: bool = False) -> list[str]:
+    """Units of ours that are not part of a deployment: written, and enabled when they can be. Returns what changed.
+
+    Raises:
+        Ds4Error: a unit of that name is not ours.
+    """
+    changed = []
+    for name, text in units.items():
+        path = os.path.join(UNITS, name)
+        old = read_text(path)
+        if old == text:
+            continue
+        if os.path.lexists(path) and MARKER_LINE not in old:
+            raise Ds4Error(f"{path} is not ours", found="no marker of ds4-fleet in it", cure="move it away")
+        changed.append(name)
+        if not check:
+            write_atomic(path, text)
+    if changed and not check:
+        run(["systemctl", "daemon-reload"], timeout_seconds=60)
+        for name in changed:
+            if "[Install]" in units[name]:
+                run(["systemctl", "enable", name], timeout_seconds=60)
+    return changed
+
+
+def keep_policy(layout: Layout, policy: Mapping[str, Any], *, check: bool = False) -> bool:
+    """Limits and smoke questions, where the switch and the gate find them when no controller is there."""
+    path = os.path.join(layout.state, "policy.json")
+    wanted = {"schema": 1, "layout": layout._asdict(), **policy}
+    if read_json(path) == wanted:
+        return False
+    if not check:
+        write_json(path, wanted)
+    return True
+
+
+def describe(layout: Layout, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A deployment and what it would take to serve it: ``needs_switch`` with the reasons, what runs, what is proven."""
+    state = Service(layout.unit).state()
+    reasons = store.drift(manifest, layout, state)
+    if not reasons and manifest["id"] not in store.proven(layout):
+        reasons = [f"deployment {manifest['id']} runs, but is not proven"]
+    if switch.open_record(layout) is not None:
+        reasons.append("a switch of this host is unfinished")
+    return {
+        "id": manifest["id"],
+        "release": manifest["release"],
+        "path": layout.directory(manifest["id"]),
+        "url": f"http://{manifest['service']['host']}:{manifest['service']['port']}",
+        "needs_switch": bool(reasons),
+        "reasons": reasons,
+        "current": store.running_deployment(state) if state.running else "",
+        "proven": store.proven(layout),
+        "drop_ins": [path for path in state.drop_ins if f"/{layout.unit}.d/" in path],
+    }
+
+
+def stage(
+    wanted: Wanted,
+    layout: Layout,
+    groups: list[str],
+    policy: Mapping[str, Any],
+    helpers: Mapping[str, str],
+    *,
+    check: bool = False,
+) -> tuple[dict[str, Any], list[str], store.Staged]:
+    """Write the deployment, the policy and the helper units beside what serves.
+
+    Returns:
+        The deployment as ``describe`` tells it, what changed, and the staged texts.
+    """
+    staged = store.stage(wanted, layout, groups, check=check)
+    changed = install_helpers(helpers, check=check)
+    if keep_policy(layout, policy, check=check):
+        changed.append("policy")
+    if staged.changed:
+        changed.insert(0, "deployment")
+    if not check:
+        refresh(staged.manifest, layout)
+    return describe(layout, staged.manifest), changed, staged
+
+
+def refresh(manifest: Mapping[str, Any], layout: Layout) -> None:
+    """Carry a new comment into the installed unit of a deployment that runs already, and let systemd read it.
+
+    What systemd acts on is the same, so nothing is restarted.
+    """
+    installed, staged = (
+        read_text(layout.unit_path),
+        read_text(os.path.join(layout.directory(manifest["id"]), layout.unit)),
+    )
+    service = Service(layout.unit)
+    same = installed and systemd_text.directives(installed) == systemd_text.directives(staged)
+    if same and installed != staged:
+        write_atomic(layout.unit_path, staged)
+        service.reload_manager()
+    elif same and service.state().needs_reload:
+        service.reload_manager()
+
+
+def wanted_manifest(layout: Layout, deployment: str) -> dict[str, Any]:
+    """Manifest of a staged deployment.
+
+    Raises:
+        Ds4Error: there is none of that id.
+    """
+    manifest = layout.manifest(deployment)
+    if manifest is None:
+        known = ", ".join(store.proven(layout)) or "none"
+        raise Ds4Error(
+            f"Deployment {deployment or '(none)'} is not on this host",
+            found=f"proven deployments: {known}",
+            cure="run site.yml with the tag stage, or name one of them",
+        )
+    return manifest
+
+
+def rollback_target(layout: Layout, deployment: str) -> dict[str, Any]:
+    """The deployment to go back to: the named one, or the newest proven one that does not run now.
+
+    Raises:
+        Ds4Error: there is none, or its build or weights are gone; nothing was stopped.
+    """
+    running = store.running_deployment(Service(layout.unit).state())
+    if deployment:
+        manifest = wanted_manifest(layout, deployment)
+        gone = store.problems(manifest)
+        if gone:
+            raise Ds4Error(
+                f"Deployment {deployment} cannot be gone back to; nothing was stopped",
+                found="; ".join(gone),
+                required="its build and its weights",
+                cure="set ds4_release (and weights_generation) to it and run site.yml, which builds and fetches again",
+            )
+        return manifest
+    back = store.returnable(layout, running)
+    if back:
+        return back[0]
+    others = [name for name in store.proven(layout) if name != running]
+    detail = [
+        f"{name}: {'; '.join(store.problems(m))}" if (m := layout.manifest(name)) else f"{name}: removed"
+        for name in others
+    ]
+    raise Ds4Error(
+        "There is no deployment to go back to; nothing was stopped",
+        found=" / ".join(detail) or "no other deployment was ever proven here",
+        required="a proven deployment with its build and its weights",
+        cure="set ds4_release to the release you want and run site.yml",
+    )
+
+
+def activate(
+    layout: Layout,
+    manifest: Mapping[str, Any],
+    options: Mapping[str, Any],
+    reason: str,
+    *,
+    wait_seconds: float,
+    seen: int,
+    transaction: str = "",
+) -> dict[str, Any] | None:
+    """Start or follow the switch to ``manifest``; None when the host serves it already, proven.
+
+    Args:
+        transaction: id of the switch that is being followed, empty at first.
+        seen: steps that the caller knows.
+
+    Returns:
+        The transaction record; ``outcome`` is empty while it goes on.
+    """
+    record = switch.find_record(layout, transaction) if transaction else None
+    if record is None:
+        if switch.open_record(layout) is None and not describe(layout, manifest)["needs_switch"]:
+            service = Service(layout.unit)
+            if not service.state().enabled:
+                service.enable()
+            return None
+        record = switch.attach_or_request(layout, manifest["id"], options, reason)
+    elif not record.closed:
+        switch.start_runner()  # heals a runner that was ended; harmless while it runs
+    return switch.wait(record, wait_seconds, seen).data
+
+
+def lost_settings(layout: Layout, manifest: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
+    """Settings of an adopted process that the deployment does not have."""
+    taken = record.get("from") or {}
+    if taken.get("kind") != "foreign":
+        return []
+    return foreign.lost_settings(foreign.read_record(taken["process"]), manifest)

@@ -1,0 +1,387 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""An engine that somebody else started: find it, name it, remember it exactly, end only it, start it again as it was.
+
+It may come from the public installer (nohup), a unit of the system or of a user, or cron. Nothing is ever ended by name:
+a process is its pid and start time, signalled through a pidfd.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pwd
+import re
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import probe
+from .command import run
+from .errors import Ds4Error
+from .files import read_json, write_json
+from .host import ds4_processes, listeners, lock_holders
+from .process import Process
+
+SERVER = "ds4-server"
+RECORD = "adopted.json"
+
+
+def find(port: int, unit: str) -> list[dict[str, Any]]:
+    """Processes outside ``unit`` that hold what the engine needs: its port, its lock, or the weights in memory.
+
+    Returns:
+        One entry a process: ``{pid, started_ticks, user, program, unit, why[], engine}``; ``engine`` is True for a
+        ``ds4-server``, the only thing that can be adopted. ``program`` never shows arguments.
+    """
+    found: dict[int, dict[str, Any]] = {}
+
+    def note(pid: int, why: str) -> None:
+        process = Process(pid)
+        if pid and process.unit != unit:
+            entry = found.setdefault(pid, _entry(process))
+            entry["why"].append(why)
+
+    for engine in ds4_processes():
+        note(engine["pid"], "is an engine")
+    for listener in listeners([port]):
+        if listener["pid"] is None and listener["unit"] != unit:
+            raise Ds4Error(
+                f"Port {port} is taken by a process that cannot be seen from here",
+                found=f"a listener of user {listener['user']}",
+                cure=f"`sudo ss -ltnp sport = :{port}` on the host; free the port or choose another (port in engine_service_settings)",
+            )
+        note(listener["pid"], f"listens on port {port}")
+    for holder in lock_holders():
+        note(holder.pid, "holds the engine's lock")
+    return [found[pid] for pid in sorted(found)]
+
+
+def _entry(process: Process) -> dict[str, Any]:
+    names = {process.name, os.path.basename(process.executable.replace(" (deleted)", ""))}
+    return {
+        "pid": process.pid,
+        "started_ticks": process.started_ticks,
+        "user": process.user,
+        "program": process.program,
+        "unit": process.unit,
+        "why": [],
+        "engine": SERVER in names,
+    }
+
+
+def describe(others: Sequence[Mapping[str, Any]]) -> str:
+    """``process 4711 (alice, /home/alice/code/ds4/ds4-server, session-3.scope) listens on port 8000``."""
+    return "; ".join(
+        f"process {other['pid']} ({other['user']}, {other['program']}, {other['unit'] or 'no unit'}) "
+        + " and ".join(dict.fromkeys(other["why"]))
+        for other in others
+    )
+
+
+def refusal(others: Sequence[Mapping[str, Any]]) -> Ds4Error:
+    """Why a switch stops at somebody else's engine."""
+    adoptable = [other for other in others if other["engine"]]
+    cure = "stop it, or take it over with engine_service_adopt: true (make apply ADOPT=1)"
+    if len(adoptable) != len(others):
+        cure = "stop it yourself (only a ds4-server can be taken over), or choose another port"
+    return Ds4Error(
+        "Somebody else's process holds what the engine needs",
+        found=describe(others),
+        required="a free port, a free lock and the memory of one engine",
+        cure=cure,
+        evidence={"processes": [dict(other) for other in others]},
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ remembering
+
+
+def remember(others: Sequence[Mapping[str, Any]], folder: str) -> str:
+    """Record one foreign engine so that it can be started again as it was; returns the path of the record.
+
+    The record holds its environment, which may carry secrets: it is root's, mode 0600, and never shown.
+
+    Raises:
+        Ds4Error: there is more than one, or it is no ``ds4-server``.
+    """
+    if len(others) != 1 or not others[0]["engine"]:
+        raise (
+            refusal(others)
+            if len(others) == 1
+            else Ds4Error(
+                "More than one foreign process would have to be taken over",
+                found=describe(others),
+                required="exactly one ds4-server",
+                cure="stop all but one of them",
+            )
+        )
+    process = Process(int(others[0]["pid"]))
+    engine = next(entry for entry in ds4_processes() if entry["pid"] == process.pid)
+    record = {
+        "schema": 1,
+        "pid": process.pid,
+        "started_ticks": process.started_ticks,
+        "user": process.user,
+        "uid": process.uid,
+        "argv": process.argv,
+        "executable": process.executable,
+        "directory": process.cwd,
+        "environment": _environment(process.pid),
+        "umask": _umask(process.pid),
+        "nice": os.getpriority(os.PRIO_PROCESS, process.pid),
+        "output": [_output(process, number) for number in ("1", "2")],
+        "port": engine["port"],
+        "host": _option(process.argv, "--host") or "127.0.0.1",
+        "held_kib": engine["weights_bytes"] // 1024 + engine["resident_kib"],
+        "supervisor": supervisor(process),
+    }
+    os.makedirs(folder, mode=0o755, exist_ok=True)
+    path = os.path.join(folder, RECORD)
+    write_json(path, record, mode=0o600)
+    return path
+
+
+def _environment(pid: int) -> dict[str, str]:
+    with open(f"/proc/{pid}/environ", "rb") as stream:
+        items = stream.read().decode(errors="surrogateescape").split("\0")
+    return dict(item.split("=", 1) for item in items if "=" in item)
+
+
+def _umask(pid: int) -> int:
+    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as stream:
+        found = re.search(r"^Umask:\s+(\d+)", stream.read(), re.M)
+    return int(found.group(1), 8) if found else 0o022
+
+
+def _output(process: Process, number: str) -> str:
+    """Regular file that a descriptor of the process writes to, or an empty string (a terminal, a pipe, /dev/null)."""
+    target = dict(process.descriptors()).get(number, "")
+    return target if target.startswith("/") and os.path.isfile(target) else ""
+
+
+def _option(argv: Sequence[str], name: str) -> str:
+    """Value of the last occurrence of an option: the engine lets it win."""
+    found = [argv[index + 1] for index in range(len(argv) - 1) if argv[index] == name]
+    return found[-1] if found else ""
+
+
+def supervisor(process: Process) -> dict[str, Any]:
+    """Who would start it again: ``{kind: system|user|none, unit, enabled, notes[]}``.
+
+    A process inside cron.service or a session is nobody's service: its unit's own program is another one.
+    """
+    user_unit = re.search(r"/user@(\d+)\.service/(?:.*/)?([^/]+\.service)$", process.cgroup)
+    notes = [f"{where} starts {what} by itself" for where, what in cron_lines(process.user)]
+    for kind, unit, prefix in (
+        ("user", user_unit.group(2) if user_unit else "", _user_systemctl(process.uid)),
+        ("system", process.unit, ["systemctl"]),
+    ):
+        if not unit.endswith(".service") or unit.startswith("user@"):
+            continue
+        shown = run(
+            [*prefix, "show", unit, "--property=MainPID,ExecStart,UnitFileState"], env=_user_bus(process.uid)
+        ).out
+        values = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+        if values.get("MainPID") == str(process.pid) or "ds4" in values.get("ExecStart", ""):
+            return {"kind": kind, "unit": unit, "enabled": values.get("UnitFileState") == "enabled", "notes": notes}
+    return {"kind": "none", "unit": "", "enabled": False, "notes": notes}
+
+
+def _user_systemctl(uid: int) -> list[str]:
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ["false"]
+    return ["runuser", "-u", name, "--", "systemctl", "--user"]
+
+
+def _user_bus(uid: int) -> dict[str, str]:
+    return {"XDG_RUNTIME_DIR": f"/run/user/{uid}"}
+
+
+def cron_lines(user: str) -> list[tuple[str, str]]:
+    """Active cron entries that start an engine, as (where, program): a note, since nobody's crontab is edited."""
+    found = []
+    tables = [f"/var/spool/cron/crontabs/{user}", "/etc/crontab"]
+    if os.path.isdir("/etc/cron.d"):
+        tables += [os.path.join("/etc/cron.d", name) for name in sorted(os.listdir("/etc/cron.d"))]
+    for table in tables:
+        try:
+            with open(table, encoding="utf-8", errors="replace") as stream:
+                lines = stream.read().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            program = re.search(r"\S*\bds4-serve(?:r)?\b", line)
+            if program and not line.lstrip().startswith("#"):
+                found.append((table, program.group(0)))
+    return found
+
+
+def lost_settings(record: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
+    """Options and DS4 variables that the foreign process has and the deployment has not, or has otherwise."""
+    aliases = {"--ctx": "-c", "--model": "-m", "--tokens": "-n", "--threads": "-t"}
+
+    def options(argv: Sequence[str]) -> dict[str, str]:
+        values: dict[str, str] = {}
+        for index, word in enumerate(argv):
+            if re.fullmatch(r"--?[A-Za-z][A-Za-z0-9-]*", word):
+                after = argv[index + 1] if index + 1 < len(argv) else ""
+                values[aliases.get(word, word)] = "" if re.match(r"--?[A-Za-z]", after) else after
+        return values
+
+    ours = options(manifest["args"])
+    files = ("-m", "--mtp", "--dspark")  # named by the verified weights
+    lost = [
+        f"{name} {value}".strip()
+        for name, value in options(record["argv"][1:]).items()
+        if name not in files and ours.get(name) != value
+    ]
+    paths = ("DS4_GGUF_DIR", "DS4_DSPARK_MODEL", "DS4_CODEX_MODELS_FILE")
+    env = {
+        name: value for name, value in record["environment"].items() if name.startswith("DS4_") and name not in paths
+    }
+    return lost + [f"{name}={value}" for name, value in sorted(env.items()) if manifest["env"].get(name) != value]
+
+
+def read_record(path: str) -> dict[str, Any]:
+    """What ``remember`` wrote.
+
+    Raises:
+        Ds4Error: it is gone or torn.
+    """
+    record = read_json(path)
+    if not isinstance(record, dict) or record.get("schema") != 1:
+        raise Ds4Error("The record of the process that was taken over cannot be read", found=path)
+    return record
+
+
+def held_kib(path: str) -> int:
+    """KiB that the remembered process will give back: its weights and its own memory."""
+    return int(read_record(path)["held_kib"])
+
+
+# --------------------------------------------------------------------------------------------------- end and start
+
+
+def end(path: str, seconds: float) -> str:
+    """End exactly the remembered process, gracefully; SIGKILL past ``seconds``. Its unit is stopped and disabled instead.
+
+    Raises:
+        Ds4Error: it does not end.
+    """
+    record = read_record(path)
+    begun = time.monotonic()
+    process = Process(record["pid"])
+    if not process.alive or process.started_ticks != record["started_ticks"]:
+        return "had ended by itself"
+    boss = record["supervisor"]
+    if boss["kind"] != "none":
+        prefix = _user_systemctl(record["uid"]) if boss["kind"] == "user" else ["systemctl"]
+        run([*prefix, "disable", boss["unit"]], env=_user_bus(record["uid"]))
+        run([*prefix, "stop", boss["unit"]], timeout_seconds=seconds, env=_user_bus(record["uid"]))
+    handle = os.pidfd_open(record["pid"])
+    try:
+        if Process(record["pid"]).started_ticks != record["started_ticks"]:
+            return f"{boss['unit']} was stopped and disabled"
+        for number, limit in ((signal.SIGTERM, seconds), (signal.SIGKILL, 30.0)):
+            signal.pidfd_send_signal(handle, number)
+            if select.select([handle], [], [], limit)[0]:
+                how = "ended" if number is signal.SIGTERM else "had to be killed"
+                return f"process {record['pid']} of {record['user']} {how} after {time.monotonic() - begun:.1f} s"
+    except ProcessLookupError:
+        return f"process {record['pid']} of {record['user']} ended after {time.monotonic() - begun:.1f} s"
+    finally:
+        os.close(handle)
+    raise Ds4Error(
+        "The process that was to be taken over does not end, not even by SIGKILL",
+        found=f"process {record['pid']} of {record['user']}",
+        required="its end, before another engine may load",
+        cure="reboot the host",
+    )
+
+
+def start_again(path: str, ready_seconds: float, policy: Mapping[str, Any]) -> str:
+    """Start the remembered process again as it was, wait until it answers, and ask it the smoke questions.
+
+    Raises:
+        Ds4Error: it does not come back, or answers wrongly.
+    """
+    record = read_record(path)
+    boss = record["supervisor"]
+    if boss["kind"] != "none":
+        prefix = _user_systemctl(record["uid"]) if boss["kind"] == "user" else ["systemctl"]
+        if boss["enabled"]:
+            run([*prefix, "enable", boss["unit"]], env=_user_bus(record["uid"]))
+        ran = run([*prefix, "start", boss["unit"]], timeout_seconds=120, env=_user_bus(record["uid"]))
+    else:
+        # A unit of its own, so that it outlives the switch; the environment goes through the record, not through argv.
+        unit = f"ds4-adopted-{record['pid']}"
+        library = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        argv = ["systemd-run", "--quiet", "--collect", f"--unit={unit}", f"--setenv=PYTHONPATH={library}"]
+        ran = run([*argv, "--property=LimitMEMLOCK=infinity", sys.executable, "-B", "-m", "ds4.foreign", "exec", path])
+    if ran.rc != 0:
+        raise Ds4Error(
+            "The process that served before could not be started again", found=(ran.err or ran.out).strip()[:500]
+        )
+    deadline = time.monotonic() + ready_seconds
+    while not probe.is_ready(record["host"], record["port"]):
+        if time.monotonic() > deadline:
+            raise Ds4Error(
+                "The process that served before was started again, but does not answer",
+                found=f"no answer on port {record['port']} after {ready_seconds:g} s",
+            )
+        time.sleep(0.5)
+    wanted = policy["smoke"]
+    result = probe.smoke(
+        record["host"],
+        record["port"],
+        model=wanted["model"],
+        questions=wanted["questions"],
+        timeout_seconds=wanted["timeout_seconds"],
+        total_seconds=wanted["total_seconds"],
+        speculation=False,
+        forbidden_log=[],
+        journal="",
+    )
+    write_json(os.path.join(os.path.dirname(path), "smoke-again.json"), result.transcript)
+    if not result.ok:
+        raise Ds4Error("The process that served before answers wrongly", found="; ".join(result.failures)[:800])
+    return f"{record['user']}'s process serves again, {len(result.checks)} checks passed"
+
+
+def execute(path: str) -> None:
+    """Become the remembered process: its account, folder, environment, output files, then its program."""
+    record = read_record(path)
+    for number, target in zip((1, 2), record["output"]):
+        if target:
+            handle = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            os.dup2(handle, number)
+    entry = pwd.getpwuid(record["uid"])
+    os.setpriority(os.PRIO_PROCESS, 0, record["nice"])
+    os.initgroups(entry.pw_name, entry.pw_gid)
+    os.setgid(entry.pw_gid)
+    os.setuid(entry.pw_uid)
+    os.umask(record["umask"])
+    os.chdir(record["directory"])
+    environment = {
+        name.encode(errors="surrogateescape"): value.encode(errors="surrogateescape")
+        for name, value in record["environment"].items()
+    }
+    os.execve(record["executable"].replace(" (deleted)", ""), record["argv"], environment)  # noqa: S606
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry of ``python3 -m ds4.foreign exec RECORD``; does not return when the program could be executed."""
+    parser = argparse.ArgumentParser(prog="ds4.foreign", description="Start a remembered process as it was.")
+    parser.add_argument("command", choices=("exec",))
+    parser.add_argument("record")
+    execute(parser.parse_args(argv).record)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,455 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Door into ds4.door: deployments of the engine on one host."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: ds4_deployment
+short_description: Stage, activate, roll back, prune and query deployments of the ds4 engine
+description:
+  - A deployment is build + weights + settings + rendered files, immutable, named by a hash of what the process consumes.
+  - O(state=staged) writes one beside whatever serves, in one round trip, and tells whether the host must be switched.
+  - O(state=active) and O(state=rolled_back) run the switch as a transaction of C(ds4-switch.service) on the host, which
+    goes on without this module, and follow it. The action plugin of the same name follows it to its end.
+options:
+  state:
+    description:
+      - V(staged) writes the deployment in O(deployment). V(active) switches to O(id). V(rolled_back) switches to O(id), or
+        to the newest proven deployment that does not run. V(pruned) removes deployments and builds beyond O(keep).
+        V(query) only tells.
+    type: str
+    choices: [staged, active, rolled_back, pruned, query]
+    default: query
+  layout:
+    description: Where things are on the host.
+    type: dict
+    required: true
+    suboptions:
+      deployments:
+        description: Folder of the deployments.
+        type: str
+        required: true
+      current:
+        description: Link to the active one.
+        type: str
+        required: true
+      unit_path:
+        description: The unit file.
+        type: str
+        required: true
+      launcher:
+        description: The launcher for people.
+        type: str
+        required: true
+      state:
+        description: Folder of transactions, evidence and policy.
+        type: str
+        required: true
+      lib:
+        description: Folder of the installed mechanism.
+        type: str
+        required: true
+  deployment:
+    description: What to stage.
+    type: dict
+    suboptions:
+      release:
+        description: Release tag.
+        type: str
+        required: true
+      profile:
+        description: Profile of settings, for people.
+        type: str
+        default: standard
+      build:
+        description: Build record (id, path, version, commit, binaries).
+        type: dict
+        required: true
+      weights:
+        description: Weights record (generation, files).
+        type: dict
+        required: true
+      args:
+        description: Arguments of the server.
+        type: list
+        elements: str
+        required: true
+      env:
+        description: Environment of the server.
+        type: dict
+        required: true
+      files:
+        description: File name to text; C(@DEPLOYMENT@) and C(@HOST_GROUPS@) are filled in.
+        type: dict
+        required: true
+      host:
+        description: Address it listens on.
+        type: str
+        required: true
+      port:
+        description: TCP port.
+        type: int
+        required: true
+      context:
+        description: Served context in tokens.
+        type: int
+        required: true
+      speculation:
+        description: A drafter or MTP head is configured, so the smoke test wants drafts.
+        type: bool
+        default: false
+      user:
+        description: Account of the service.
+        type: str
+        required: true
+      memory_required_kib:
+        description: MemAvailable in KiB that must be there before a start.
+        type: int
+        required: true
+  device_groups:
+    description: Groups of GPU devices; those the host has are given to the service.
+    type: list
+    elements: str
+    default: []
+  policy:
+    description: Limits in seconds (C(limits)) and smoke questions (C(smoke)), kept on the host for the switch.
+    type: dict
+    default: {}
+  helpers:
+    description: Further units, file name to text.
+    type: dict
+    default: {}
+  warn:
+    description: Warnings about the settings, shown again.
+    type: list
+    elements: str
+    default: []
+  id:
+    description: Deployment to switch to.
+    type: str
+    default: ""
+  adopt:
+    description: Take over an engine that somebody else started.
+    type: bool
+    default: false
+  busy:
+    description: Requests in flight. V(wait) waits for them (bounded), V(skip) leaves the host alone, V(cut) ends them.
+    type: str
+    choices: [wait, skip, cut]
+    default: wait
+  wait_seconds:
+    description: How long one call follows a switch before it answers with C(running=true).
+    type: int
+    default: 0
+  steps_seen:
+    description: Answer as soon as more steps than this are finished.
+    type: int
+    default: 0
+  transaction:
+    description: Id of the switch to follow; empty starts one, or attaches to the open one.
+    type: str
+    default: ""
+  builds_dir:
+    description: Folder of the builds, for O(state=pruned).
+    type: str
+    default: /opt/ds4/builds
+  keep:
+    description: How many proven deployments stay.
+    type: int
+    default: 3
+attributes:
+  check_mode:
+    description: Nothing is written; tells what would be staged, switched or removed.
+    support: full
+  diff_mode:
+    description: Unit, environment, catalogue, launcher and command line against the active deployment's.
+    support: full
+  platform:
+    description: Linux with systemd 250 or newer.
+    support: full
+    platforms: posix
+author:
+  - ds4-fleet contributors
+"""
+
+EXAMPLES = r"""
+- name: Which deployment runs, and which are proven
+  ds4_deployment:
+    layout: "{{ __engine_service_layout }}"
+  register: __engine_service_now
+
+- name: Switch to the staged deployment
+  ds4_deployment:
+    state: active
+    layout: "{{ __engine_service_layout }}"
+    id: "{{ engine_service_result.deployment.id }}"
+  register: engine_service_switch_result
+"""
+
+RETURN = r"""
+deployment:
+  description: The deployment and what it would take to serve it.
+  returned: when there is one
+  type: dict
+  sample:
+    id: 5f0c7ad1b2e3
+    release: v0.6.5
+    path: /opt/ds4/deployments/5f0c7ad1b2e3
+    url: http://127.0.0.1:8000
+    needs_switch: true
+    reasons: ["the process 4711 runs deployment 0a1b2c3d4e5f, wanted 5f0c7ad1b2e3"]
+    current: 0a1b2c3d4e5f
+    proven: [0a1b2c3d4e5f]
+    drop_ins: []
+transaction:
+  description: Record of the switch, see docs/schemas/transaction.schema.json.
+  returned: when a switch was requested, followed or queried
+  type: dict
+running:
+  description: The switch goes on; call again to follow it.
+  returned: state active or rolled_back
+  type: bool
+  sample: false
+history:
+  description: Deployments proven on this host, newest first.
+  returned: state query
+  type: list
+  elements: dict
+removed:
+  description: Paths that were (in check mode, would be) removed.
+  returned: state pruned
+  type: dict
+  sample: {deployments: [], builds: [/opt/ds4/builds/v0.6.3-1a2b3c4d]}
+ds4_summary:
+  description: One line for the table.
+  returned: always, except state pruned
+  type: dict
+  sample: {room: engine_service, state: changed, text: v0.6.5 serves; down 4.1 s}
+"""
+
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.ds4 import deployment as store
+from ansible.module_utils.ds4 import door, switch
+from ansible.module_utils.ds4.deployment import Layout, Wanted
+from ansible.module_utils.ds4.errors import Ds4Error
+from ansible.module_utils.ds4.service import Service
+
+LAYOUT = {name: {"type": "str", "required": True} for name in Layout._fields}
+DEPLOYMENT = {
+    "release": {"type": "str", "required": True},
+    "profile": {"type": "str", "default": "standard"},
+    "build": {"type": "dict", "required": True},
+    "weights": {"type": "dict", "required": True},
+    "args": {"type": "list", "elements": "str", "required": True},
+    "env": {"type": "dict", "required": True},
+    "files": {"type": "dict", "required": True},
+    "host": {"type": "str", "required": True},
+    "port": {"type": "int", "required": True},
+    "context": {"type": "int", "required": True},
+    "speculation": {"type": "bool", "default": False},
+    "user": {"type": "str", "required": True},
+    "memory_required_kib": {"type": "int", "required": True},
+}
+SPEC = {
+    "state": {
+        "type": "str",
+        "choices": ["staged", "active", "rolled_back", "pruned", "query"],
+        "default": "query",
+    },
+    "layout": {"type": "dict", "required": True, "options": LAYOUT},
+    "deployment": {"type": "dict", "options": DEPLOYMENT},
+    "device_groups": {"type": "list", "elements": "str", "default": []},
+    "policy": {"type": "dict", "default": {}},
+    "helpers": {"type": "dict", "default": {}},
+    "warn": {"type": "list", "elements": "str", "default": []},
+    "id": {"type": "str", "default": ""},
+    "adopt": {"type": "bool", "default": False},
+    "busy": {"type": "str", "choices": ["wait", "skip", "cut"], "default": "wait"},
+    "wait_seconds": {"type": "int", "default": 0},
+    "steps_seen": {"type": "int", "default": 0},
+    "transaction": {"type": "str", "default": ""},
+    "builds_dir": {"type": "str", "default": "/opt/ds4/builds"},
+    "keep": {"type": "int", "default": 3},
+}
+
+
+def summary(state: str, text: str, **numbers: Any) -> dict[str, Any]:
+    return {"room": "engine_service", "state": state, "text": text, **numbers}
+
+
+def staged(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
+    params = module.params
+    given = dict(params["deployment"])
+    given["env"] = {name: str(value) for name, value in given["env"].items()}
+    told, changed, result = door.stage(
+        Wanted(**given),
+        layout,
+        params["device_groups"],
+        params["policy"],
+        params["helpers"],
+        check=module.check_mode,
+    )
+    for text in params["warn"]:
+        module.warn(text)
+    if told["drop_ins"]:
+        module.warn(f"{layout.unit} has drop-ins that are not ours and stay: {', '.join(told['drop_ins'])}")
+    if told["needs_switch"]:
+        text = f"{told['release']} staged as {told['id']}; to switch: {told['reasons'][0]}"
+    else:
+        text = f"{told['release']} serves as {told['id']}"
+    state = ("planned" if module.check_mode else "changed") if changed else "ok"
+    diff = [
+        {
+            "before_header": f"active: {name}",
+            "after_header": f"{told['id']}: {name}",
+            "before": result.before[name],
+            "after": result.after[name],
+        }
+        for name in sorted(result.after)
+    ]
+    return {
+        "changed": bool(changed),
+        "changes": changed,
+        "deployment": told,
+        "diff": diff if changed else [],
+        "ds4_summary": summary(state, text),
+    }
+
+
+def switched(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
+    params = module.params
+    if module.check_mode and params["state"] == "active" and layout.manifest(params["id"]) is None:
+        text = f"would switch to deployment {params['id']}, once it is staged"
+        return {"changed": True, "running": False, "ds4_summary": summary("planned", text)}
+    if params["state"] == "active":
+        manifest, reason = door.wanted_manifest(layout, params["id"]), "activate"
+    else:
+        manifest, reason = door.rollback_target(layout, params["id"]), "rollback"
+    if module.check_mode:
+        told = door.describe(layout, manifest)
+        text = f"would switch to {told['release']} ({told['id']})" if told["needs_switch"] else "serves already"
+        return {
+            "changed": told["needs_switch"],
+            "running": False,
+            "deployment": told,
+            "ds4_summary": summary("planned" if told["needs_switch"] else "ok", text),
+        }
+    record = door.activate(
+        layout,
+        manifest,
+        {"adopt": params["adopt"], "busy": params["busy"]},
+        reason,
+        wait_seconds=params["wait_seconds"],
+        seen=params["steps_seen"],
+        transaction=params["transaction"],
+    )
+    told = door.describe(layout, manifest)
+    if record is None:
+        text = f"{told['release']} serves as {told['id']}"
+        return {"changed": False, "running": False, "deployment": told, "ds4_summary": summary("ok", text)}
+    if not record["outcome"]:
+        return {"changed": True, "running": True, "deployment": told, "transaction": record}
+    return judged(module, layout, manifest, told, record)
+
+
+def judged(
+    module: AnsibleModule, layout: Layout, manifest: dict[str, Any], told: dict[str, Any], record: dict[str, Any]
+) -> dict[str, Any]:
+    """A finished transaction: proven is success, a skipped host is told, everything else fails."""
+    down = record["downtime_seconds"]
+    numbers = {"downtime_seconds": down, "outcome": record["outcome"]}
+    answer = {"running": False, "deployment": told, "transaction": record}
+    if record["to"] != manifest["id"]:  # somebody else's switch has ended: now ours
+        return {"changed": True, **answer, "running": True, "transaction": None}
+    if record["outcome"] == "proven":
+        lost = door.lost_settings(layout, manifest, record)
+        if lost:
+            module.warn("The engine that was taken over had settings that ours has not: " + ", ".join(lost))
+        text = f"{manifest['release']} serves as {manifest['id']}"
+        if down is not None:
+            text += f"; down {down:g} s"
+        return {"changed": True, **answer, "ds4_summary": summary("changed", text, **numbers)}
+    if record["outcome"] == "skipped":
+        return {"changed": False, **answer, "ds4_summary": summary("skipped", record["message"], **numbers)}
+    failure = record["failure"] or {}
+    serving = record["serving"]
+    now = (
+        f"deployment {serving} serves"
+        if serving not in ("", "foreign")
+        else "the old process serves"
+        if serving
+        else "NOTHING serves"
+    )
+    message = f"{record['outcome'].upper()}: {record['message']} Now: {now}. Evidence on the host: {record['evidence']}"
+    if failure.get("cure"):
+        message += f" Cure: {failure['cure']}."
+    module.fail_json(
+        msg=message,
+        error=failure,
+        changed=record["stopped_at"] is not None,
+        **answer,
+        ds4_summary=summary("failed", f"{record['outcome']}: {record['message']}", **numbers),
+    )
+    raise AssertionError("fail_json returns never")
+
+
+def pruned(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
+    params = module.params
+    running = store.running_deployment(Service(layout.unit).state())
+    linked = layout.current_id()
+    in_use = {name for name in (running, linked, params["id"]) if name}
+    plan = store.prune_plan(layout, params["builds_dir"], params["keep"], in_use)
+    count = sum(map(len, plan.values()))
+    if count and not module.check_mode:
+        store.prune(layout, plan)
+    return {"changed": bool(count), "removed": plan}
+
+
+def queried(layout: Layout) -> dict[str, Any]:
+    last = switch.last_record(layout)
+    state = Service(layout.unit).state()
+    running = store.running_deployment(state)
+    manifest = layout.manifest(running) or layout.manifest(layout.current_id())
+    result: dict[str, Any] = {
+        "changed": False,
+        "history": store.history(layout),
+        "transaction": last.data if last else None,
+        "service": {"active": state.describe(), "enabled": state.enabled, "deployment": running},
+    }
+    if manifest:
+        result["deployment"] = door.describe(layout, manifest)
+        result["manifest"] = manifest
+        result["problems"] = store.problems(manifest)
+    text = (
+        f"{manifest['release']} ({running})" if manifest and running else f"nothing of ours serves ({state.describe()})"
+    )
+    result["ds4_summary"] = summary("ok", text)
+    return result
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec=SPEC,
+        supports_check_mode=True,
+        required_if=[("state", "staged", ["deployment"]), ("state", "active", ["id"])],
+    )
+    layout = Layout(**module.params["layout"])
+    try:
+        if module.params["state"] == "staged":
+            result = staged(module, layout)
+        elif module.params["state"] == "pruned":
+            result = pruned(module, layout)
+        elif module.params["state"] == "query":
+            result = queried(layout)
+        else:
+            result = switched(module, layout)
+    except Ds4Error as error:
+        module.fail_json(**error.result(), ds4_summary=summary("failed", error.what))
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()
