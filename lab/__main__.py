@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from . import api, image, system
+from . import api, image, services, system
 
 
 def main() -> int:
@@ -44,7 +44,9 @@ def main() -> int:
         sub.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="JSON values; none: the standard again")
     needs = command("needs", "Show the Debian packages that are missing here.", named=False)
     needs.add_argument("--install", action="store_true", help="install them with apt-get")
-    command("image", "Make the cached images without booting anything.", named=False)
+    images = command("image", "Make the cached images without booting anything.", named=False)
+    images.add_argument("--prune", action="store_true", help="remove cached images that this checkout does not use")
+    command("pin", "Write the stand-ins' commits and hashes into inventory/lab.", named=False)
 
     arguments = parser.parse_args()
     try:
@@ -60,9 +62,16 @@ def obey(arguments: argparse.Namespace) -> int:
         return needs(arguments.install)
     if arguments.command == "status":
         return status()
+    if arguments.command == "pin":
+        for path, text in services.pins().items():
+            system.write(path, text)
+        return 0
     system.require()
     if arguments.command == "image":
-        print("\n".join([*image.layers(), *image.toolkit()]))
+        used = [*image.layers(), *image.toolkit(), *services.cached()]
+        print("\n".join(used))
+        if arguments.prune:
+            print("\n".join(f"removed {path}" for path in image.prune(used)))
         return 0
     if arguments.command == "down" and arguments.all:
         for lab in api.instances():

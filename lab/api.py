@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -429,14 +430,14 @@ class Lab:
         """Boot ``count`` hosts in parallel and wait until all are ready.
 
         Args:
-            count: number of hosts, 1 to 200.
+            count: number of hosts, 1 to 99.
             replace: take down a running instance of this name first (a crashed one is always cleaned up).
             options: fields of hosts.HostOptions for every host; ``per_host={"spark2": {…}}`` for single ones.
         """
         system.require()
         os.umask(0o022)
-        if not 1 <= count <= 200:
-            raise LabError(f"Number of hosts. Found: {count}. Required: 1 to 200.")
+        if not 1 <= count <= 99:
+            raise LabError(f"Number of hosts. Found: {count}. Required: 1 to 99.")
         per_host: dict[str, dict[str, Any]] = options.pop("per_host", {})
         known = list(hosts.HostOptions.__dataclass_fields__)
         for given in (options, *per_host.values()):
@@ -444,7 +445,7 @@ class Lab:
                 raise LabError(f"Unknown host options {sorted(set(given) - set(known))}. Known: {', '.join(known)}.")
         image.layers()
         image.toolkit()
-        with system.lock(os.path.join(system.STATE_DIR, f".{self.name}.lock")):
+        with system.lock(f"instance-{self.name}"):
             if self.running and not replace:
                 raise LabError(f"The instance {self.name} runs. Cure: python3 -m lab down --name {self.name}")
             self._clean()
@@ -460,11 +461,11 @@ class Lab:
     def down(self) -> None:
         """End the instance and remove all of it. Also right after a crash, and when it does not exist."""
         system.require()
-        with system.lock(os.path.join(system.STATE_DIR, f".{self.name}.lock")):
+        with system.lock(f"instance-{self.name}"):
             self._clean()
 
     def _claim_subnet(self) -> int:
-        with system.lock(os.path.join(system.STATE_DIR, ".subnets.lock")):
+        with system.lock("subnets"):
             taken = {int(lab.info["subnet"]) for lab in instances() if lab.info}
             subnet = network.pick_subnet(taken)
             gateway = network.gateway(subnet)
@@ -489,7 +490,7 @@ class Lab:
 
     def grow(self, count: int) -> None:
         """Prepare further standard hosts, not booted, until there are ``count``."""
-        with system.lock(os.path.join(system.STATE_DIR, f".{self.name}.lock")):
+        with system.lock(f"instance-{self.name}"):
             for number in range(len(self.hosts) + 1, count + 1):
                 subnet = int(self.info["subnet"])
                 hosts.prepare(self.name, f"spark{number}", number, subnet, hosts.HostOptions(), self.public_key)
@@ -542,6 +543,8 @@ class Lab:
         if info:
             network.delete_bridge(int(info["subnet"]))
         shutil.rmtree(self.directory, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.rmdir(system.STATE_DIR)
         if os.path.isdir(self.directory):
             raise LabError(f"{self.directory} cannot be removed: something of it is still mounted or open.")
 

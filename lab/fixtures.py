@@ -6,9 +6,8 @@ are skipped with the reason, never passed. Two sessions at once use two instance
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import fcntl
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,20 +36,16 @@ def lab_session() -> Iterator[Lab]:
         system.require()
     except system.LabError as error:
         pytest.skip(f"not run: {error}")
-    os.makedirs(system.STATE_DIR, exist_ok=True)
     for number in range(1, SESSIONS + 1):
-        # The lock dies with this process, so the instance of a crashed session is found free, and cleaned by up().
-        with open(os.path.join(system.STATE_DIR, f".pytest-{number}.session"), "w", encoding="ascii") as lock:
+        with contextlib.ExitStack() as stack:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Dies with this process: the instance of a crashed session is found free, and cleaned by up().
+                stack.enter_context(system.lock(f"pytest-{number}", wait=False))
             except BlockingIOError:
                 continue
             lab = Lab(f"pytest-{number}")
-            lab.up(1, replace=True)
-            try:
-                yield lab
-            finally:
-                lab.down()
+            stack.callback(lab.down)
+            yield lab.up(1, replace=True)
             return
     pytest.fail(f"{SESSIONS} test sessions run already")
 

@@ -9,6 +9,7 @@ Every host lays a writable directory of its own over base and guest (lab/hosts.p
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -102,7 +103,7 @@ def cached(kind: str, recipe: str, make: Callable[[str], None]) -> str:
     path = os.path.join(system.CACHE_DIR, f"{kind}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}")
     if os.path.isdir(path):
         return path
-    with system.lock(os.path.join(system.CACHE_DIR, f"{kind}.lock")):
+    with system.lock(kind):
         if os.path.isdir(path):
             return path
         for leftover in [name for name in os.listdir(system.CACHE_DIR) if name.startswith(f".{kind}-")]:
@@ -116,6 +117,22 @@ def cached(kind: str, recipe: str, make: Callable[[str], None]) -> str:
             raise
         os.rename(partial, path)
     return path
+
+
+def prune(used: list[str]) -> list[str]:
+    """Remove everything of the cache but ``used`` and what a running host stands on; returns what was removed."""
+    needed = set(used)
+    for script in glob.glob(os.path.join(system.STATE_DIR, "*", "hosts", "*", "boot.sh")):
+        text = system.read(script)
+        needed |= {path for path in _entries() if path in text}
+    removed = [path for path in _entries() if path not in needed]
+    for path in removed:
+        shutil.rmtree(path)
+    return removed
+
+
+def _entries() -> list[str]:
+    return sorted(path for path in glob.glob(os.path.join(system.CACHE_DIR, "*-*")) if os.path.isdir(path))
 
 
 def _make_base(path: str) -> None:

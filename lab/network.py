@@ -35,7 +35,7 @@ def gateway(subnet: int) -> str:
 
 
 def address(subnet: int, number: int) -> str:
-    """Address of host ``number`` (1 to 200) of the subnet."""
+    """Address of host ``number`` (1 to 99) of the subnet."""
     return f"{PREFIX}.{subnet}.{10 + number}"
 
 

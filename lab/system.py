@@ -121,11 +121,16 @@ def require() -> None:
 
 
 @contextlib.contextmanager
-def lock(path: str) -> Iterator[None]:
-    """Hold an exclusive lock on the file ``path``, waiting for whoever has it."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "a", encoding="ascii") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+def lock(name: str, *, wait: bool = True) -> Iterator[None]:
+    """Hold the machine-wide exclusive lock ``name``, which dies with this process.
+
+    Args:
+        wait: wait for whoever has it; otherwise BlockingIOError when it is held.
+    """
+    folder = os.path.join(CACHE_DIR, "locks")
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, name), "a", encoding="ascii") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
 
 
