@@ -18,8 +18,9 @@ options:
     description:
       - V(present) plans, starts or attaches, and stays for O(wait_seconds) at most.
       - V(followed) follows the fetch that V(present) started.
+      - V(clean) looks after old generations once the new service has passed its questions.
     type: str
-    choices: [present, followed]
+    choices: [present, followed, clean]
     default: present
   generation:
     description: Name of the generation, for example V(0731). Required for O(state=present).
@@ -61,7 +62,7 @@ options:
         elements: str
         default: []
   known:
-    description: Files of all known generations, so that a foreign content is called by its name.
+    description: Files of all generations that are ours, each with C(generation), C(role), C(bytes) and C(sha256).
     type: list
     elements: dict
     default: []
@@ -215,6 +216,36 @@ options:
     description: The weights may lie on another file system than at the first run.
     type: bool
     default: false
+  old_generation:
+    description:
+      - What happens to files of other generations.
+      - V(keep) reports them. V(remove_after_smoke) removes them once the new service has passed its questions.
+      - V(remove_before_fetch) does the same, and where both do not fit on the disk it lets the switch delete the old files
+        before it fetches the new ones.
+    type: str
+    choices: [keep, remove_after_smoke, remove_before_fetch]
+    default: keep
+  rollback_waived:
+    description: What a return to the previous deployment needs may be removed too.
+    type: bool
+    default: false
+  clean_paths:
+    description: Directories and files outside O(directory) from which old files may be removed.
+    type: list
+    elements: path
+    default: []
+  deployments_directory:
+    description: Where deployments lie. What the served one and a rollback need is kept.
+    type: path
+    default: /opt/ds4/deployments
+  current_link:
+    description: The link to the active deployment.
+    type: path
+    default: /opt/ds4/current
+  deployments_state_directory:
+    description: Where the history of deployments lies.
+    type: path
+    default: /var/lib/ds4/state
   wait_seconds:
     description: How many seconds to stay with the fetch.
     type: float
@@ -270,7 +301,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 state:
-  description: V(done), V(running) or V(planned).
+  description: V(done), V(running), V(planned), or V(deferred) when the exchange is left to the switch.
   returned: success
   type: str
   sample: done
@@ -303,6 +334,34 @@ status:
   returned: when it was started
   type: dict
   sample: {state: running, bytes_received: 1048576}
+old:
+  description: Files that the wanted generation does not need, and why one may not be removed.
+  returned: for O(state=present)
+  type: list
+  elements: dict
+  sample: [{path: /var/lib/ds4/weights/x.gguf, called: legacy base, bytes: 86720111488, sha256: efc7…, kept_for: ""}]
+exchange:
+  description: What the switch will delete before it fetches.
+  returned: when the state is deferred
+  type: dict
+  sample: {delete: [], bytes_freed: 90527713888, bytes_to_fetch: 93691352992}
+removed:
+  description: Files that were removed, or in check mode would be.
+  returned: for O(state=clean)
+  type: list
+  elements: dict
+  sample: []
+kept:
+  description: Old files that stay.
+  returned: for O(state=clean)
+  type: list
+  elements: dict
+  sample: []
+bytes_freed:
+  description: What the removal gave back, in bytes.
+  returned: for O(state=clean)
+  type: int
+  sample: 90527713888
 ds4_summary:
   description: One line for the table at the end.
   returned: always
@@ -335,7 +394,7 @@ NEED_SPEC: dict[str, dict[str, Any]] = {
     "what": {"type": "str", "required": True},
 }
 SPEC: dict[str, dict[str, Any]] = {
-    "state": {"type": "str", "choices": ["present", "followed"], "default": "present"},
+    "state": {"type": "str", "choices": ["present", "followed", "clean"], "default": "present"},
     "generation": {"type": "str", "default": ""},
     "files": {"type": "list", "elements": "dict", "default": [], "options": FILE_SPEC},
     "known": {"type": "list", "elements": "dict", "default": []},
@@ -371,6 +430,16 @@ SPEC: dict[str, dict[str, Any]] = {
     "margin_gib": {"type": "float", "default": 5.0},
     "extra_needs": {"type": "list", "elements": "dict", "default": [], "options": NEED_SPEC},
     "mount_change_accepted": {"type": "bool", "default": False},
+    "old_generation": {
+        "type": "str",
+        "choices": ["keep", "remove_after_smoke", "remove_before_fetch"],
+        "default": "keep",
+    },
+    "rollback_waived": {"type": "bool", "default": False},
+    "clean_paths": {"type": "list", "elements": "path", "default": []},
+    "deployments_directory": {"type": "path", "default": "/opt/ds4/deployments"},
+    "current_link": {"type": "path", "default": "/opt/ds4/current"},
+    "deployments_state_directory": {"type": "path", "default": "/var/lib/ds4/state"},
     "wait_seconds": {"type": "float", "default": 5.0},
     "started": {"type": "dict"},
     "quiet": {"type": "bool", "default": False},
@@ -417,6 +486,15 @@ def wanted_of(params: dict[str, Any]) -> weights.Wanted:
         mount_change_accepted=params["mount_change_accepted"],
         adopt_running=params["adopt_running"],
         adopt_move=params["adopt_move"],
+        care=weights.Care(
+            policy=params["old_generation"],
+            rollback_waived=params["rollback_waived"],
+            paths=tuple(params["clean_paths"]),
+            known=tuple(params["known"]),
+            deployments=params["deployments_directory"],
+            current=params["current_link"],
+            state=params["deployments_state_directory"],
+        ),
     )
 
 
@@ -430,6 +508,8 @@ def main() -> None:
             outcome = weights.present(
                 wanted, params["python"], check=module.check_mode, wait_seconds=params["wait_seconds"]
             )
+        elif params["state"] == "clean":
+            outcome = weights.clean(wanted, check=module.check_mode)
         else:
             outcome = weights.follow(wanted, params["wait_seconds"])
     except Ds4Error as error:

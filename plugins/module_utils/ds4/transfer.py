@@ -363,11 +363,12 @@ class HttpSource:
                     return self._judged(answer, start, end)
                 address = self._address
         answer = connections.get(address, {"Range": wanted, **self._authorization(address)})
-        if address != self.url and (answer.response.status in _GONE or 300 <= answer.response.status < 400):
+        moved = 300 <= answer.response.status < 400
+        if moved or (address != self.url and answer.response.status in _GONE):
             answer.discard()
             self._forget(address)
             raise TransferError(
-                f"the signed address on {answer.origin.host} is not accepted any more (HTTP {answer.response.status})"
+                f"the address on {answer.origin.host} is not valid any more (HTTP {answer.response.status})"
             )
         return self._judged(answer, start, end)
 
@@ -394,7 +395,7 @@ class HttpSource:
                 self._believe(answer.response)
             location = answer.response.getheader("Location")
             if answer.response.status not in (301, 302, 303, 307, 308) or not location:
-                if answer.response.status in (200, 206):
+                if answer.response.status == 206:  # a web page of the local network is no address to remember
                     self._address = url
                 return answer
             answer.discard()

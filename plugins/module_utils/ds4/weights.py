@@ -1,8 +1,8 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Weights on a host: what is wanted, what is there, and the service that brings the difference.
 
-Doors: the module ``ds4_weights`` (plan, start, attach, status) and ``python3 -m ds4.weights`` (``check`` before every
-start of the engine, ``adopt`` before every fetch).
+Doors: the module ``ds4_weights`` (plan, start, attach, follow, clean) and ``python3 -m ds4.weights`` (``check`` before
+every start of the engine, ``adopt`` before every fetch, ``exchange`` in a switch that deletes before it fetches).
 """
 
 from __future__ import annotations
@@ -15,13 +15,23 @@ import os
 import sys
 import time
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from . import adoption, fetch, records, space
+from . import adoption, fetch, generations, records, space
 from .command import run
 from .errors import Ds4Error
-from .files import MARKER_LINE, existing_parent, human_bytes, is_ours, mark, read_json, read_text, write_atomic
+from .files import (
+    MARKER_LINE,
+    existing_parent,
+    human_bytes,
+    is_ours,
+    mark,
+    read_json,
+    read_text,
+    write_atomic,
+    write_json,
+)
 from .host import ds4_processes
 from .plan import Plan, PlanFile, errors, load, source_urls
 from .progress import duration
@@ -32,6 +42,7 @@ from .systemd_text import exec_line
 UNIT = "ds4-fetch.service"
 ROOM = "weights"
 POLL_SECONDS = 0.25
+EXCHANGE = "exchange.json"  # what the switch has to delete before it fetches
 HUB = "huggingface.co"
 
 
@@ -73,8 +84,32 @@ class Layout(NamedTuple):
         return os.path.join(self.state, "judged.json")
 
     @property
+    def exchange(self) -> str:
+        return os.path.join(self.state, EXCHANGE)
+
+    @property
     def mount(self) -> str:
         return os.path.join(self.state, "mount.json")
+
+
+class Care(NamedTuple):
+    """How old generations are treated.
+
+    Attributes:
+        policy: one of :data:`ds4.generations.POLICIES`.
+        rollback_waived: what a return to the previous deployment needs may go too.
+        paths: directories and files outside our own that the operator named.
+        known: entries of all manifests: generation, role, file, bytes, sha256.
+        deployments, current, state: where deployments lie, the link to the active one, and their history.
+    """
+
+    policy: str = generations.KEEP
+    rollback_waived: bool = False
+    paths: tuple[str, ...] = ()
+    known: tuple[Mapping[str, Any], ...] = ()
+    deployments: str = "/opt/ds4/deployments"
+    current: str = "/opt/ds4/current"
+    state: str = "/var/lib/ds4/state"
 
 
 class Wanted(NamedTuple):
@@ -98,6 +133,7 @@ class Wanted(NamedTuple):
     mount_change_accepted: bool = False
     adopt_running: bool = True
     adopt_move: bool = False
+    care: Care = Care()
 
 
 class Look(NamedTuple):
@@ -403,6 +439,10 @@ def present(wanted: Wanted, python: str, *, check: bool, wait_seconds: float) ->
     Raises:
         Ds4Error: what stands in the way.
     """
+    care = wanted.care
+    generations.require_consistent(
+        care.policy, fetch=wanted.plan.fetch, rollback_waived=care.rollback_waived, paths=care.paths
+    )
     wanted = complete(wanted)
     layout = wanted.layout
     _refuse_foreign(layout)
@@ -411,10 +451,11 @@ def present(wanted: Wanted, python: str, *, check: bool, wait_seconds: float) ->
     if not found.missing:
         if changes and not check:
             _store(wanted, changes)
-        return Outcome(
-            "done", {"changed": bool(changes), **_weights(wanted, found), **_summary_there(wanted, found, changes)}
-        )
-    _require_room(wanted, found)
+        there = {**_weights(wanted, found), **_old(wanted), **_summary_there(wanted, found, changes)}
+        return Outcome("done", {"changed": bool(changes), **there})
+    tight = _tight(wanted, found.needs)
+    if tight:
+        return _replace_later(wanted, found, tight, changes, check=check)
     if check:
         return Outcome("planned", _planned(wanted, found, changes))
     unit = unit_now()
@@ -437,18 +478,167 @@ def _refuse_foreign(layout: Layout) -> None:
         )
 
 
-def _require_room(wanted: Wanted, found: Look) -> None:
-    tight = [
-        room for room in space.rooms([*found.needs, *wanted.extra_needs], wanted.plan.margin_bytes) if room.missing
-    ]
-    if tight:
-        raise Ds4Error(
-            "There is not enough room on disk",
-            found="; ".join(room.text() for room in tight),
-            required="; ".join(f"{human_bytes(room.missing)} more on {room.path}" for room in tight),
-            cure="free room; move weights_directory; or see weights_old_generation (`docs/weights.md`, clean-up)",
-            evidence={"missing_bytes": {room.path: room.missing for room in tight}},
+def _tight(wanted: Wanted, needs: Sequence[space.Need], freed: Mapping[int, int] | None = None) -> list[space.Room]:
+    """File systems on which something does not fit, after ``freed`` bytes (by device) were given back."""
+    rooms = space.rooms([*needs, *wanted.extra_needs], wanted.plan.margin_bytes)
+    rooms = [room._replace(free=room.free + (freed or {}).get(room.device, 0)) for room in rooms]
+    return [room for room in rooms if room.missing]
+
+
+def _no_room(tight: Sequence[space.Room], more: str = "") -> Ds4Error:
+    return Ds4Error(
+        "There is not enough room on disk",
+        found="; ".join(room.text() for room in tight) + more,
+        required="; ".join(f"{human_bytes(room.missing)} more on {room.path}" for room in tight),
+        cure="free room; move weights_directory; or see weights_old_generation in docs/weights.md",
+        evidence={"missing_bytes": {room.path: room.missing for room in tight}},
+    )
+
+
+def old_files(
+    wanted: Wanted, *, read: bool = False, note: Callable[[str], None] = lambda text: None
+) -> list[generations.Old]:
+    """What the wanted generation does not need; see :func:`ds4.generations.find`."""
+    care, plan = wanted.care, wanted.plan
+    open_paths = [path for engine in ds4_processes() for path in engine["weights"]]
+    return generations.find(
+        plan.directory,
+        care.known,
+        {item.target: item.sha256 for item in plan.files},
+        generations.uses(care.deployments, care.current, care.state, open_paths),
+        adoption.Judged(wanted.layout.judged),
+        paths=care.paths,
+        rollback_waived=care.rollback_waived,
+        read=read,
+        note=note,
+    )
+
+
+def _replace_later(
+    wanted: Wanted, found: Look, tight: Sequence[space.Room], changes: Sequence[str], *, check: bool
+) -> Outcome:
+    """No room beside the old files: leave the exchange to the switch, where that was asked for.
+
+    Raises:
+        Ds4Error: it was not asked for, or would not be enough.
+    """
+    olds = old_files(wanted, read=not check)
+    if wanted.care.policy != generations.BEFORE_FETCH:
+        more = (
+            f"; old files take {human_bytes(sum(old.bytes for old in olds))} ({generations.describe(olds)})"
+            if olds
+            else ""
         )
+        raise _no_room(tight, more)
+    freed: dict[int, int] = {}
+    for old in olds:  # whatever serves now will have stopped by then
+        device = os.stat(old.path).st_dev
+        freed[device] = freed.get(device, 0) + old.bytes
+    still = _tight(wanted, found.needs, freed)
+    if still:
+        raise _no_room(still, f", after removing {generations.describe(olds)}")
+    minutes = found.to_fetch / (110 * 1024**2) / 60
+    text = (
+        f"{generations.describe(olds)} will be deleted in the switch, then {human_bytes(found.to_fetch)} fetched while the service "
+        f"is down (about {minutes:.0f} min at 1 Gbit/s); a rollback will not be possible"
+    )
+    exchange = {
+        "delete": [old._asdict() for old in olds],
+        "bytes_freed": sum(old.bytes for old in olds),
+        "bytes_to_fetch": found.to_fetch,
+    }
+    if not check:
+        _store(wanted, changes)
+        write_json(wanted.layout.exchange, {"schema": 1, "plan": wanted.plan.id, **exchange})
+    summary = {"room": ROOM, "state": "planned", "text": text, "bytes_to_fetch": found.to_fetch}
+    result = _weights(wanted, found)
+    result["weights"]["deferred"] = True
+    state = "planned" if check else "deferred"
+    return Outcome(
+        state, {"changed": bool(changes), "msg": text, "exchange": exchange, **result, "ds4_summary": summary}
+    )
+
+
+def exchange(plan_path: str, state: str, wait_seconds: float) -> str:
+    """The part of ``remove_before_fetch`` that belongs to a host's switch: delete what was planned, then fetch.
+
+    Called by the switch after the old service has stopped. May be repeated: what is gone is gone, what was fetched stays.
+
+    Returns:
+        One line about what was done; empty when nothing was planned.
+
+    Raises:
+        Ds4Error: a file is in use after all, or the fetch failed.
+    """
+    path = os.path.join(state, EXCHANGE)
+    planned, plan = read_json(path), load(plan_path)
+    if not isinstance(planned, dict) or planned.get("plan") != plan.id:
+        return ""
+    opened = {os.path.realpath(name) for engine in ds4_processes() for name in engine["weights"]}
+    olds = [generations.Old(**entry)._replace(kept_for="") for entry in planned["delete"]]
+    for old in olds:
+        if os.path.realpath(old.path) in opened:
+            raise Ds4Error(
+                f"{old.path} is in use by a running engine",
+                required="no engine at all: a mapped file frees nothing when it is deleted",
+                cure="stop the engine that `ss -ltnp` or `systemctl status ds4` shows, then switch again",
+            )
+    removed = generations.remove(olds)
+    for old in removed:
+        print(f"removed {old.path} ({old.called})", file=sys.stderr, flush=True)
+    wanted = Wanted(plan, Layout(plan.directory, state, "", ""))
+    _start(wanted)
+    outcome = follow(wanted, wait_seconds)
+    if outcome.state != "done":
+        raise Ds4Error(
+            "The weights did not arrive in time",
+            found=str(outcome.result["progress"]),
+            required=f"an end within {wait_seconds:.0f} s",
+            cure="raise the limit of the switch; the fetch goes on, and what is there is kept",
+        )
+    os.unlink(path)
+    return f"deleted {generations.describe(olds)}; {outcome.result['ds4_summary']['text']}"
+
+
+def clean(wanted: Wanted, *, check: bool) -> Outcome:
+    """After the new service passed its questions: report old generations, and remove them if that was asked for.
+
+    Raises:
+        Ds4Error: contradictory settings, or a file that cannot be removed.
+    """
+    care = wanted.care
+    generations.require_consistent(
+        care.policy, fetch=wanted.plan.fetch, rollback_waived=care.rollback_waived, paths=care.paths
+    )
+    notes: list[str] = []
+    removing = care.policy != generations.KEEP
+    olds = old_files(wanted, read=removing, note=notes.append)
+    used = generations.uses(care.deployments, care.current, care.state, [])
+    needed = {item.sha256 for item in wanted.plan.files if item.sha256}
+    if removing and not (used.proven and needed <= used.served):
+        olds = [
+            old._replace(kept_for=old.kept_for or "the new service has not passed its questions yet") for old in olds
+        ]
+    free = [old for old in olds if not old.kept_for] if removing else []
+    kept = [old for old in olds if old not in free]
+    removed = free if check else generations.remove(free)
+    parts = []
+    if removed:
+        parts.append(f"{'would remove' if check else 'removed'} {generations.describe(removed)}")
+    reasons = ", ".join(dict.fromkeys(old.kept_for for old in kept if old.kept_for)) or "weights_old_generation: keep"
+    if kept:
+        parts.append(f"{generations.describe(kept)} kept for {reasons}")
+    text = "; ".join(parts) or "no old weights"
+    summary = {"room": ROOM, "state": "planned" if check and free else "changed" if removed else "ok", "text": text}
+    result = {
+        "changed": bool(removed),
+        "removed": [old._asdict() for old in removed],
+        "kept": [old._asdict() for old in kept],
+        "notes": notes,
+        "bytes_freed": sum(old.bytes for old in removed),
+        "ds4_summary": summary,
+    }
+    return Outcome("done", result)
 
 
 def _store(wanted: Wanted, changes: Sequence[str]) -> None:
@@ -506,7 +696,13 @@ def follow(wanted: Wanted, wait_seconds: float, *, changed: bool = False) -> Out
         status = {**status, "state": "running"}
     text = progress_line(status)
     summary = {"room": ROOM, "state": "changed", "text": text, "files": len(wanted.plan.files)}
-    result = {"changed": changed, "progress": text, "status": status, **_weights(wanted, look(wanted)), "ds4_summary": summary}
+    result = {
+        "changed": changed,
+        "progress": text,
+        "status": status,
+        **_weights(wanted, look(wanted)),
+        "ds4_summary": summary,
+    }
     return Outcome("running", result)
 
 
@@ -579,6 +775,15 @@ def _place(source: str) -> str:
     return parts.hostname or os.path.dirname(parts.path)
 
 
+def _old(wanted: Wanted) -> dict[str, Any]:
+    """Old files that are known without reading any, for reports."""
+    olds = old_files(wanted)
+    return {
+        "old": [old._asdict() for old in olds],
+        "bytes_deletable": sum(old.bytes for old in olds if not old.kept_for),
+    }
+
+
 def _summary_there(wanted: Wanted, found: Look, changes: Sequence[str]) -> dict[str, Any]:
     roles = " + ".join(item.role for item in wanted.plan.files)
     text = f"{wanted.plan.generation}: {roles} verified, nothing to fetch"
@@ -601,10 +806,14 @@ def _planned(wanted: Wanted, found: Look, changes: Sequence[str]) -> dict[str, A
     ]
     parts += [f"would verify {role} where it is" for role in verified]
     text = "; ".join(parts)
+    old = _old(wanted)
+    if old["bytes_deletable"]:
+        text += f"; {human_bytes(old['bytes_deletable'])} of old files could be deleted afterwards"
     summary = {"room": ROOM, "state": "planned", "text": text, "bytes_to_fetch": found.to_fetch}
     return {
         "changed": True,
         "msg": text,
+        **old,
         "plan": {
             "bytes_to_fetch": found.to_fetch,
             "missing": found.missing,
@@ -677,13 +886,19 @@ def main(argv: list[str] | None = None) -> int:
     adopting.add_argument("--plan", default=fetch.DEFAULT_PLAN)
     adopting.add_argument("--state", default=os.path.dirname(fetch.DEFAULT_PLAN))
     adopting.add_argument("--move", action="store_true")
+    exchanging = commands.add_parser("exchange", help="delete the old files as planned, then fetch; part of a switch")
+    exchanging.add_argument("--plan", default=fetch.DEFAULT_PLAN)
+    exchanging.add_argument("--state", default=os.path.dirname(fetch.DEFAULT_PLAN))
+    exchanging.add_argument("--wait-seconds", type=float, default=86400.0)
     options = parser.parse_args(argv)
     try:
         if options.command == "check":
             pairs = [name.partition("=") for name in options.files]
             quick_check({"path": os.path.join(options.directory, name), "sha256": sha256} for name, _, sha256 in pairs)
-        else:
+        elif options.command == "adopt":
             adopt(options.plan, options.state, options.move)
+        else:
+            print(exchange(options.plan, options.state, options.wait_seconds))
     except Ds4Error as error:
         print(f"ds4-weights: {error}", file=sys.stderr)
         return 1

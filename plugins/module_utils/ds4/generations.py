@@ -1,0 +1,249 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Old generations of weights: find them, say what they cost, remove them when that is safe and asked for.
+
+Only files whose sha256 is in our manifests are ever removed, and leftovers of our own fetches. Outside our directory
+only where the operator named a path. Nothing behind a symbolic link, nothing that an engine has open, nothing that the
+served deployment needs, and nothing that a return to the previous one needs unless that was given up in so many words.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import syslog
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from . import records
+from .adoption import Judged
+from .assembly import segment_size
+from .errors import Ds4Error
+from .files import fsync_directory, human_bytes, is_ours, read_json
+
+KEEP, AFTER_SMOKE, BEFORE_FETCH = "keep", "remove_after_smoke", "remove_before_fetch"
+POLICIES = (KEEP, AFTER_SMOKE, BEFORE_FETCH)
+_LEFTOVER = re.compile(r"\.(?P<target>.+)\.(part|part\.journal|adopted|quarantine)")
+
+
+class Old(NamedTuple):
+    """A file of ours that the wanted generation does not need.
+
+    Attributes:
+        path: absolute.
+        called: ``legacy base``, or ``leftover`` for a partial or quarantined file.
+        bytes: what its removal gives back; 0 when the content has another name too.
+        sha256: its content; empty for a leftover.
+        kept_for: why it may not be removed; empty when it may.
+    """
+
+    path: str
+    called: str
+    bytes: int
+    sha256: str
+    kept_for: str
+
+
+class Uses(NamedTuple):
+    """Contents (sha256) and files (device, inode) in use.
+
+    Attributes:
+        served: needed by the deployment that is active.
+        proven: the active deployment has passed its questions.
+        rollback: needed by the deployment that a rollback would start; with its release.
+        open_files: model files of running engines.
+    """
+
+    served: frozenset[str]
+    proven: bool
+    rollback: frozenset[str]
+    rollback_release: str
+    open_files: frozenset[tuple[int, int]]
+
+
+def uses(deployments: str, current: str, state: str, open_paths: Iterable[str]) -> Uses:
+    """What is in use on this host, from the deployments' manifests and the running engines.
+
+    Args:
+        deployments: directory of the deployments.
+        current: the link that names the active one.
+        state: directory with ``deployments.json``, the proven ones, newest first.
+        open_paths: model files of running engines.
+    """
+
+    def manifest(name: str) -> dict[str, Any]:
+        value = read_json(os.path.join(deployments, name, "manifest.json"))
+        return value if isinstance(value, dict) else {}
+
+    def hashes(value: Mapping[str, Any]) -> frozenset[str]:
+        files = (value.get("weights") or {}).get("files") or {}
+        return frozenset(str(entry.get("sha256")) for entry in files.values() if entry)
+
+    active = os.path.basename(os.path.realpath(current)) if os.path.islink(current) else ""
+    history = read_json(os.path.join(state, "deployments.json"))
+    proven = [str(entry["id"]) for entry in history["proven"]] if isinstance(history, dict) else []
+    before = next((name for name in proven if name != active and manifest(name)), "")
+    opened = set()
+    for path in open_paths:
+        try:
+            found = os.stat(path)
+        except OSError:
+            continue
+        opened.add((found.st_dev, found.st_ino))
+    return Uses(
+        hashes(manifest(active)) if active else frozenset(),
+        bool(active) and active in proven,
+        hashes(manifest(before)) if before else frozenset(),
+        str(manifest(before).get("release", before)) if before else "",
+        frozenset(opened),
+    )
+
+
+def find(
+    directory: str,
+    known: Iterable[Mapping[str, Any]],
+    wanted: Mapping[str, str],
+    used: Uses,
+    judged: Judged,
+    *,
+    paths: Sequence[str] = (),
+    rollback_waived: bool = False,
+    read: bool = False,
+    note: Callable[[str], None] = lambda text: None,
+) -> list[Old]:
+    """Files of old generations and leftovers.
+
+    Args:
+        directory: our own.
+        known: entries of all manifests: generation, role, bytes, sha256.
+        wanted: target name → sha256 (empty: unknown) of the generation that is wanted.
+        used: see :func:`uses`.
+        judged: hashes of files without a record.
+        paths: directories and files outside our directory that the operator named.
+        rollback_waived: what a return to the previous deployment needs may go too.
+        read: hash files that have no valid record (reads all of them once); otherwise they are left out.
+        note: called with one sentence per file that is left out.
+    """
+    by_hash = {str(entry["sha256"]): entry for entry in known if entry.get("sha256")}
+    sizes = {int(entry["bytes"]) for entry in by_hash.values() if entry.get("bytes")}
+    keep = frozenset(sha256 for sha256 in wanted.values() if sha256)
+    found: list[Old] = []
+    for path in _files(directory, paths, note):
+        name, inside = os.path.basename(path), os.path.dirname(path) == directory
+        status = os.lstat(path)
+        leftover = _LEFTOVER.fullmatch(name) if inside else None
+        if leftover:
+            target = leftover.group("target")
+            if (
+                name.endswith(".quarantine")
+                or target not in wanted
+                or not records.quick_check(os.path.join(directory, target))
+            ):
+                found.append(Old(path, "leftover", status.st_blocks * 512, "", ""))
+            continue
+        sha256 = _content(path, inside, status, sizes, judged, read)
+        entry = by_hash.get(sha256)
+        if entry is None or sha256 in keep:
+            continue
+        kept = ""
+        if (status.st_dev, status.st_ino) in used.open_files:
+            kept = "an engine that is running"
+        elif sha256 in used.served:
+            kept = "the served deployment"
+        elif sha256 in used.rollback and not rollback_waived:
+            kept = f"a return to {used.rollback_release}"
+        freed = status.st_size if status.st_nlink == 1 else 0
+        found.append(Old(path, f"{entry['generation']} {entry['role']}", freed, sha256, kept))
+    return found
+
+
+def _files(directory: str, paths: Sequence[str], note: Callable[[str], None]) -> Iterable[str]:
+    """Regular files that may be looked at, never through a link."""
+    places = [directory] if is_ours(directory) else []
+    for place in [*places, *paths]:
+        if os.path.isfile(place) and not os.path.islink(place):
+            names = [place]
+        elif os.path.isdir(place):
+            names = [os.path.join(place, name) for name in sorted(os.listdir(place))]
+        else:
+            continue
+        for path in names:
+            if os.path.islink(path) and path.endswith(".gguf"):
+                note(f"{path} is a symbolic link and is left alone")
+            elif stat.S_ISREG(os.lstat(path).st_mode) and not path.endswith(records.SUFFIX):
+                yield path
+
+
+def _content(path: str, inside: bool, status: os.stat_result, sizes: set[int], judged: Judged, read: bool) -> str:
+    """sha256 of a file, from its record or an earlier look, or by reading it; empty when it is none of ours."""
+    record = records.read(path) if inside else None
+    if record is not None and not records.quick_check(path):
+        return str(record["sha256"])
+    if status.st_size not in sizes:
+        return ""
+    hashed = judged.get(path)
+    if hashed is None and read:
+        hashed = records.hash_file(path, segment_size(status.st_size), drop_cache=True)
+        judged.remember(path, hashed)
+    return hashed.sha256 if hashed else ""
+
+
+def remove(olds: Iterable[Old]) -> list[Old]:
+    """Remove files that may go, one by one; each is told to the system's journal before it goes.
+
+    Raises:
+        Ds4Error: one could not be removed; what is left is found again by the next run.
+    """
+    removed: list[Old] = []
+    for old in olds:
+        if old.kept_for:
+            continue
+        syslog.syslog(syslog.LOG_NOTICE, f"ds4-weights: removing {old.path} ({old.called}, {old.bytes} bytes)")
+        try:
+            os.unlink(old.path)
+            if os.path.exists(records.record_path(old.path)):
+                os.unlink(records.record_path(old.path))
+            fsync_directory(os.path.dirname(old.path))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise Ds4Error(
+                f"{old.path} could not be removed", found=str(error.strerror), cure="see `dmesg`, then run again",
+                evidence={"removed": [one.path for one in removed]},
+            ) from error  # fmt: skip
+        removed.append(old)
+    return removed
+
+
+def describe(olds: Sequence[Old]) -> str:
+    """``legacy base + legacy mtp, 84.3 GiB``."""
+    if not olds:
+        return "nothing old"
+    return f"{' + '.join(dict.fromkeys(old.called for old in olds))}, {human_bytes(sum(old.bytes for old in olds))}"
+
+
+def require_consistent(policy: str, *, fetch: bool, rollback_waived: bool, paths: Sequence[str]) -> None:
+    """Refuse settings that contradict one another.
+
+    Raises:
+        Ds4Error: which two do.
+    """
+    if policy == BEFORE_FETCH and not rollback_waived:
+        raise Ds4Error(
+            "weights_old_generation: remove_before_fetch deletes what a rollback would start",
+            found="weights_rollback_waived: false",
+            required="weights_rollback_waived: true, or another policy",
+            cure="set weights_rollback_waived: true if you can do without a way back",
+        )
+    if policy == BEFORE_FETCH and not fetch:
+        raise Ds4Error(
+            "weights_old_generation: remove_before_fetch contradicts weights_fetch: false",
+            found="the old files would go and nothing would come",
+            cure="set weights_fetch: true, or weights_old_generation: keep",
+        )
+    if policy == KEEP and paths:
+        raise Ds4Error(
+            "weights_old_generation: keep contradicts weights_clean_paths",
+            found="one keeps, the other removes",
+            cure="set weights_old_generation: remove_after_smoke, or empty weights_clean_paths",
+        )
