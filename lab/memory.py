@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -30,16 +31,18 @@ DEFAULTS: dict[str, int] = {
     "shmem": 262144,
 }
 TENANTS = "run/lab-tenants"
+ENGINES = re.compile(r"(?:held-)?\d+")  # the stand-in engine names its tenants by pid
 PERIOD_SECONDS = 0.1
 
 
-def render(settings: Mapping[str, int], used: int, fields: Mapping[str, int] | None = None) -> str:
+def render(settings: Mapping[str, int], used: int, fields: Mapping[str, int] | None = None, driver: int = 0) -> str:
     """Text of /proc/meminfo, always of the same length so that it can be replaced in place by one write.
 
     Args:
         settings: complete, see the module text (kB).
         used: memory in use by base and tenants together (kB).
         fields: names and values (kB) that win over the computed ones.
+        driver: the part of it that a GPU driver allocated for engines (kB): the kernel books it under no name.
     """
     available = max(0, settings["total"] - used)
     cached = min(settings["cached"], available)
@@ -58,7 +61,7 @@ def render(settings: Mapping[str, int], used: int, fields: Mapping[str, int] | N
         "SwapFree": max(0, settings["swap_total"] - settings["swap_used"]),
         "Dirty": 0,
         "Writeback": 0,
-        "AnonPages": used,
+        "AnonPages": used - driver,
         "Mapped": 0,
         "Shmem": settings["shmem"],
         "Slab": 0,
@@ -111,8 +114,9 @@ def update(directory: str, guest_root: str | None) -> None:
         given = json.loads(system.read(os.path.join(directory, "memory.json")))
     settings.update({key: value for key, value in given.items() if isinstance(value, int)})
     fields = given.get("fields")
-    used = settings["base"] + (sum(tenants(guest_root).values()) if guest_root else 0)
-    text = render(settings, used, fields if isinstance(fields, dict) else None)
+    held = tenants(guest_root) if guest_root else {}
+    driver = sum(kib for name, kib in held.items() if ENGINES.fullmatch(name))
+    text = render(settings, settings["base"] + sum(held.values()), fields if isinstance(fields, dict) else None, driver)
     path = os.path.join(directory, "meminfo")
     try:
         old = system.read(path)
