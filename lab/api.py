@@ -456,7 +456,20 @@ class Lab:
             services.start(self.name, self.directory, network.gateway(subnet))
             for host in self.hosts:
                 host.wait_ready()
+            self._check_services()
         return self
+
+    def _check_services(self) -> None:
+        """A firewall of this machine is the one thing that keeps hosts from the services beside them."""
+        url = services.hub_url(self.info["gateway"])
+        ran = self.hosts[0].run(
+            ["curl", "-s", "-o", "/dev/null", "--max-time", "5", "--noproxy", "*", url], check=False
+        )
+        if ran.rc != 0:
+            raise LabError(
+                f"Hosts do not reach {url} (curl: {ran.rc}): a firewall of this machine drops it. Cure: allow what comes from "
+                f"{network.PREFIX}.0.0/16, for example ufw allow from {network.PREFIX}.0.0/16"
+            )
 
     def down(self) -> None:
         """End the instance and remove all of it. Also right after a crash, and when it does not exist."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -50,6 +51,7 @@ class Running:
         self.argv = list(argv)
         self._output = tempfile.TemporaryFile()
         self._begun = time.monotonic()
+        self._peak_kib = 0
         self._process = subprocess.Popen(
             self.argv, env=env, stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT
         )
@@ -69,14 +71,24 @@ class Running:
         """How it ended; None when it is still at work after ``timeout_seconds``."""
         deadline = time.monotonic() + timeout_seconds
         while True:
-            pid, status, usage = os.wait4(self.pid, os.WNOHANG)
-            if pid:
-                seconds = time.monotonic() - self._begun
-                self._process.returncode = os.waitstatus_to_exitcode(status)
-                return Finished(self._process.returncode, self.text(), seconds, usage.ru_maxrss, self.argv)
+            self._peak_kib = max(self._peak_kib, self._resident_kib())
+            rc = self._process.poll()
+            if rc is not None:
+                return Finished(rc, self.text(), time.monotonic() - self._begun, self._peak_kib, self.argv)
             if time.monotonic() >= deadline:
                 return None
             time.sleep(0.005)
+
+    def _resident_kib(self) -> int:
+        # The kernel's own high-water mark; ru_maxrss would include what this process had at the fork.
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+                if line.startswith("VmHWM:") and self._executed():
+                    return int(line.split()[1])
+        return 0
+
+    def _executed(self) -> bool:
+        return b"ds4.fetch" in Path(f"/proc/{self.pid}/cmdline").read_bytes()
 
     def wait(self, timeout_seconds: float = 120.0) -> Finished:
         """Wait for its end.

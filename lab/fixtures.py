@@ -1,4 +1,4 @@
-"""pytest fixtures over the lab: ``from lab.fixtures import lab_session, spark, sparks`` in a conftest.py.
+"""pytest fixtures over the lab: ``from lab.fixtures import borrowed, lab_session, spark, sparks`` in a conftest.py.
 
 One instance serves a whole test session; each test gets clean hosts of it. On a machine that cannot run the lab the tests
 are skipped with the reason, never passed. Two sessions at once use two instances.
@@ -83,6 +83,18 @@ def sparks(lab_session: Lab, request: pytest.FixtureRequest) -> Iterator[Callabl
             print(
                 host.run(["journalctl", "--no-pager", "-n", "60"], check=False).out if host.leader else "(it is down)"
             )
+
+
+@pytest.fixture
+def borrowed(lab_session: Lab) -> Host:
+    """A clean booted host for tests that leave it as it was but for GPU, memory and /tmp: it serves many without a reset."""
+    host = lab_session.hosts[0]
+    if host.leader is None or host.used or dataclasses.asdict(host.options) != dataclasses.asdict(hosts.HostOptions()):
+        host.reset(options=hosts.HostOptions())
+    lab_session.write_inventory([host])
+    host.gpu()
+    host.memory()
+    return host
 
 
 @pytest.fixture

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from lab.fixtures import lab_session, pytest_runtest_makereport, spark, sparks
+from lab.fixtures import borrowed, lab_session, pytest_runtest_makereport, spark, sparks
 
-__all__ = ["lab_session", "pytest_runtest_makereport", "spark", "sparks"]
+__all__ = ["borrowed", "lab_session", "pytest_runtest_makereport", "spark", "sparks"]

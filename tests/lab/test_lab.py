@@ -73,20 +73,20 @@ def test_two_hosts_boot_clean_and_are_reached_by_ssh(sparks: Callable[..., list[
         assert host.run("systemctl --failed --no-legend").out == ""
         assert host.run("hostname", user="spark").out.strip() == host.name
         assert host.run("sudo -n id -u", user="spark").out.strip() == "0"
-    assert first.run(["ping", "-c1", "-W2", second.address]).rc == 0
+        assert host.run(["ping", "-c1", "-W2", str(host.lab.info["gateway"])]).rc == 0
     assert first.read("/etc/machine-id") != second.read("/etc/machine-id")
     assert first.run("cat /proc/sys/kernel/random/boot_id").out != second.run("cat /proc/sys/kernel/random/boot_id").out
 
 
-def test_looks_like_a_stock_dgx_os(spark: Host) -> None:
-    release = spark.read("/etc/dgx-release")
+def test_looks_like_a_stock_dgx_os(borrowed: Host) -> None:
+    release = borrowed.read("/etc/dgx-release")
     assert release.count("DGX_OTA_VERSION=") > 1, "a parser must meet the repeated key"
-    assert spark.read("/sys/class/dmi/id/product_name").strip() == "NVIDIA_DGX_Spark"
-    assert spark.run("systemctl get-default").out.strip() == "graphical.target"
-    assert spark.run(["systemctl", "is-active", "gdm3", "display-manager", "docker", "nvidia-persistenced"]).rc == 0
+    assert borrowed.read("/sys/class/dmi/id/product_name").strip() == "NVIDIA_DGX_Spark"
+    assert borrowed.run("systemctl get-default").out.strip() == "graphical.target"
+    assert borrowed.run(["systemctl", "is-active", "gdm3", "display-manager", "docker", "nvidia-persistenced"]).rc == 0
     for program in ("git", "make", "gcc", "g++", "curl", "nft", "setfacl", "python3"):
-        assert spark.run(["which", program]).rc == 0
-    spark.run(["python3", "-c", "import requests, apt"])
+        assert borrowed.run(["which", program]).rc == 0
+    borrowed.run(["python3", "-c", "import requests, apt"])
 
 
 def test_multi_user_target_keeps_ssh_and_frees_the_desktop(spark: Host) -> None:
@@ -233,13 +233,13 @@ def test_hardened_units_see_the_same_memory_also_after_a_reboot(spark: Host) -> 
     assert not spark.exists("/run/lab-tenants/inside")
 
 
-def test_memory_scene_and_page_cache(spark: Host) -> None:
-    spark.memory(cached=90 * GIB_KIB, swap_total=0, fields={"MemFree": 3 * GIB_KIB})
-    settles(lambda: spark.meminfo()["MemFree"] == 3 * GIB_KIB, "MemFree is as told")
-    assert spark.meminfo()["SwapTotal"] == 0
-    assert spark.meminfo()["Cached"] >= 90 * GIB_KIB
+def test_memory_scene_and_page_cache(borrowed: Host) -> None:
+    borrowed.memory(cached=90 * GIB_KIB, swap_total=0, fields={"MemFree": 3 * GIB_KIB})
+    settles(lambda: borrowed.meminfo()["MemFree"] == 3 * GIB_KIB, "MemFree is as told")
+    assert borrowed.meminfo()["SwapTotal"] == 0
+    assert borrowed.meminfo()["Cached"] >= 90 * GIB_KIB
     with pytest.raises(LabError, match="unknown"):
-        spark.memory(colour=1)
+        borrowed.memory(colour=1)
 
 
 # --- GPU and toolkit
@@ -247,12 +247,12 @@ def test_memory_scene_and_page_cache(spark: Host) -> None:
 QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap,driver_version,memory.total", "--format=csv,noheader"]
 
 
-def test_nvidia_smi_of_a_gb10(spark: Host) -> None:
-    assert spark.run(QUERY).out == "NVIDIA GB10, 12.1, 580.95.05, [N/A]\n"
-    assert "CUDA Version: 13.0" in spark.run("nvidia-smi").out
-    assert "Not Supported" in spark.run("nvidia-smi").out
-    assert "VBIOS Version" in spark.run("nvidia-smi -q").out
-    with_header = spark.run(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv"]).out
+def test_nvidia_smi_of_a_gb10(borrowed: Host) -> None:
+    assert borrowed.run(QUERY).out == "NVIDIA GB10, 12.1, 580.95.05, [N/A]\n"
+    assert "CUDA Version: 13.0" in borrowed.run("nvidia-smi").out
+    assert "Not Supported" in borrowed.run("nvidia-smi").out
+    assert "VBIOS Version" in borrowed.run("nvidia-smi -q").out
+    with_header = borrowed.run(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv"]).out
     assert with_header == "name, memory.total [MiB]\nNVIDIA GB10, [N/A]\n"
 
 
@@ -271,40 +271,44 @@ def test_nvidia_smi_of_a_gb10(spark: Host) -> None:
         ),
     ],
 )
-def test_nvidia_smi_faults(spark: Host, control: dict[str, object], rc: int, words: str) -> None:
-    spark.gpu(**control)
-    ran = spark.run(QUERY, check=False)
+def test_nvidia_smi_faults(borrowed: Host, control: dict[str, object], rc: int, words: str) -> None:
+    borrowed.gpu(**control)
+    ran = borrowed.run(QUERY, check=False)
     assert ran.rc == rc
     assert words in ran.out
 
 
-def test_nvidia_smi_absent_several_and_hanging(spark: Host) -> None:
-    spark.gpu(state="absent")
-    assert spark.run("command -v nvidia-smi", check=False).rc == 127
-    spark.gpu(gpus=[{}, {"uuid": "GPU-2"}])
-    assert len(spark.run(QUERY).out.splitlines()) == 2
-    spark.gpu(state="hang")
+def test_nvidia_smi_absent_several_and_hanging(borrowed: Host) -> None:
+    borrowed.gpu(state="absent")
+    assert borrowed.run("command -v nvidia-smi", check=False).rc == 127
+    borrowed.gpu(gpus=[{}, {"uuid": "GPU-2"}])
+    assert len(borrowed.run(QUERY).out.splitlines()) == 2
+    borrowed.gpu(state="hang")
     # As a wedged driver does, it outlives a polite end.
-    assert spark.run(["timeout", "-k", "0.5", "0.5", *QUERY], check=False).rc == 137
+    assert borrowed.run(["timeout", "-k", "0.5", "0.5", *QUERY], check=False).rc == 137
     with pytest.raises(LabError, match="unknown"):
-        spark.gpu(colour="red")
+        borrowed.gpu(colour="red")
 
 
-def test_toolkit_compiles_for_the_spark(spark: Host) -> None:
-    spark.put("/tmp/k.cu", "__global__ void k(int *x) { *x += 1; }\nint main() { return 0; }\n")
+def test_toolkit_compiles_for_the_spark(borrowed: Host) -> None:
+    borrowed.put("/tmp/k.cu", "__global__ void k(int *x) { *x += 1; }\nint main() { return 0; }\n")
     arch = "arch=compute_121a,code=sm_121a"
-    spark.run(f"cd /tmp && /usr/local/cuda/bin/nvcc -gencode {arch} -fatbin -o k.fatbin k.cu", timeout=120)
-    assert spark.run("/usr/local/cuda/bin/cuobjdump /tmp/k.fatbin | grep arch").out.split() == ["arch", "=", "sm_121a"]
-    assert spark.run("touch /usr/local/cuda/bin/x", check=False).rc != 0, "the toolkit is read-only"
-    assert spark.run("which nvcc", check=False).rc == 1, "as on DGX OS, a plain PATH has no nvcc"
+    borrowed.run(f"cd /tmp && /usr/local/cuda/bin/nvcc -gencode {arch} -fatbin -o k.fatbin k.cu", timeout=120)
+    assert borrowed.run("/usr/local/cuda/bin/cuobjdump /tmp/k.fatbin | grep arch").out.split() == [
+        "arch",
+        "=",
+        "sm_121a",
+    ]
+    assert borrowed.run("touch /usr/local/cuda/bin/x", check=False).rc != 0, "the toolkit is read-only"
+    assert borrowed.run("which nvcc", check=False).rc == 1, "as on DGX OS, a plain PATH has no nvcc"
 
 
 # --- network and disks
 
 
-def test_hosts_are_isolated_from_the_outside(spark: Host) -> None:
-    assert spark.run("ip -4 route show default").out == ""
-    assert spark.run(["ping", "-c1", "-W1", "192.0.2.1"], check=False).rc != 0
+def test_hosts_are_isolated_from_the_outside(borrowed: Host) -> None:
+    assert borrowed.run("ip -4 route show default").out == ""
+    assert borrowed.run(["ping", "-c1", "-W1", "192.0.2.1"], check=False).rc != 0
 
 
 def test_link_down_and_up(spark: Host) -> None:
@@ -316,13 +320,13 @@ def test_link_down_and_up(spark: Host) -> None:
     settles(lambda: spark.run("true", user="spark", check=False).rc == 0, "ssh answers again", 10)
 
 
-def test_link_rate(spark: Host) -> None:
-    fetch = f"curl -s -o /dev/null -w '%{{time_total}}' {_some_file(spark.lab)}"
-    fast = float(spark.run(fetch).out)
-    spark.link_rate("100mbit")
-    slow = float(spark.run(fetch).out)
-    spark.link_rate(None)
-    again = float(spark.run(fetch).out)
+def test_link_rate(borrowed: Host) -> None:
+    fetch = f"curl -s -o /dev/null -w '%{{time_total}}' {_some_file(borrowed.lab)}"
+    fast = float(borrowed.run(fetch).out)
+    borrowed.link_rate("100mbit")
+    slow = float(borrowed.run(fetch).out)
+    borrowed.link_rate(None)
+    again = float(borrowed.run(fetch).out)
     assert 0.4 < slow < 0.8, f"6 MiB at 100 Mbit/s take half a second, not {slow}"
     assert fast < slow / 2 > again
 
@@ -372,11 +376,11 @@ def test_harness_events_and_module_executions(sparks: Callable[..., list[Host]],
     assert second.module_executions(time.time()) == []
 
 
-def test_harness_refuses_a_run_that_touched_no_host(spark: Host, tmp_path: Path) -> None:
+def test_harness_refuses_a_run_that_touched_no_host(borrowed: Host, tmp_path: Path) -> None:
     book = tmp_path / "nobody.yml"
     book.write_text("- hosts: nobody\n  tasks: []\n")
     with pytest.raises(AssertionError, match="touched no host"):
-        harness.play(spark.lab, str(book))
+        harness.play(borrowed.lab, str(book))
 
 
 def test_unreachable_host_is_a_result(sparks: Callable[..., list[Host]], tmp_path: Path) -> None:
@@ -393,12 +397,15 @@ def test_unreachable_host_is_a_result(sparks: Callable[..., list[Host]], tmp_pat
 # --- services
 
 
-def test_engine_repository_and_hub_are_reached_from_the_hosts(spark: Host) -> None:
-    listed = spark.run(["git", "ls-remote", "--tags", spark.lab.engine.url]).out
+def test_engine_repository_and_hub_are_reached_from_the_hosts(borrowed: Host) -> None:
+    listed = borrowed.run(["git", "ls-remote", "--tags", borrowed.lab.engine.url]).out
     assert "refs/tags/v0.6.5" in listed
-    assert spark.run(["curl", "-sI", "-o", "/dev/null", "-w", "%{http_code}", spark.lab.hub.url + "/none"]).out == "404"
-    urls = json.loads(Path(spark.lab.inventory, "hosts.yml").read_text())["sparks"]["vars"]
-    assert (urls["lab_engine_url"], urls["lab_hub_url"]) == (spark.lab.engine.url, spark.lab.hub.url)
+    assert (
+        borrowed.run(["curl", "-sI", "-o", "/dev/null", "-w", "%{http_code}", borrowed.lab.hub.url + "/none"]).out
+        == "404"
+    )
+    urls = json.loads(Path(borrowed.lab.inventory, "hosts.yml").read_text())["sparks"]["vars"]
+    assert (urls["lab_engine_url"], urls["lab_hub_url"]) == (borrowed.lab.engine.url, borrowed.lab.hub.url)
 
 
 # --- the instance as a whole
