@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ansible.module_utils
 from ansible.errors import AnsibleFilterError
-from ansible.module_utils.ds4.errors import Ds4Error
-from ansible.module_utils.ds4.findings import fleet_drift, judge_host
+
+# On the controller ansible.module_utils is Ansible's own package only; ours lies beside it, under the same name as in modules.
+MODULE_UTILS = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "module_utils")
+if MODULE_UTILS not in ansible.module_utils.__path__:
+    ansible.module_utils.__path__.append(MODULE_UTILS)
+
+from ansible.module_utils.ds4.errors import Ds4Error  # noqa: E402
+from ansible.module_utils.ds4.findings import fleet_drift, judge_host  # noqa: E402
 
 
 def ds4_findings(

@@ -179,7 +179,7 @@ disks:
       free_bytes: 3200000000000
       read_only: false
 measured:
-  description: Bytes on disk of each of O(measure), with the device they lie on.
+  description: Bytes on disk of each of O(measure) and of the weights of running engines, with the device they lie on.
   returned: always
   type: list
   elements: dict
@@ -268,17 +268,19 @@ def look(wanted: dict[str, Any]) -> dict[str, Any]:
     package_locks = [
         {"path": path, **holder._asdict()} for path in wanted["package_locks"] for holder in host.lock_holders(path)
     ]
+    engines = host.ds4_processes()
+    measured = dict.fromkeys([*wanted["measure"], *(path for engine in engines for path in engine["weights"])])
     return {
         **machine.describe(),
         "remote_desktops": host.running_programs(wanted["remote_desktop_programs"]),
         "disks": [machine.disk(path) for path in wanted["paths"]],
         "measured": [
             {"path": path, "bytes": machine.present_bytes(path), "device": machine.disk(path)["device"]}
-            for path in wanted["measure"]
+            for path in measured
         ],
         "mounts": [{"path": path, "mounted": os.path.ismount(path)} for path in wanted["mounts"]],
         "listeners": host.listeners(wanted["ports"]),
-        "ds4_processes": host.ds4_processes(),
+        "ds4_processes": engines,
         "cuda_processes": host.cuda_processes(),
         "engine_lock": [holder._asdict() for holder in host.lock_holders(wanted["lock_path"])],
         "package_locks": package_locks,

@@ -97,7 +97,7 @@ def gb10() -> Probes:
             "cuda_minimums": {"12.1": "13.0", "other": "12.9"},
             "toolkit_files": ["include/cublas_v2.h"],
             "versions": {"driver": {"minimum": "580", "known_bad": []}},
-            "memory_required_gib": 101.3,
+            "memory_required_gib": 99.3,
             "memory_total_gib": 119,
             "memory_staging_gib": 2,
             "memory_residue_gib": 4,
@@ -406,10 +406,10 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
     ("the smallest Spark seen", [put("memory.mem_total_kib", 125442416)], [], []),
     ("64 GB", [put("memory.mem_total_kib", 64 * GIB)], ["memory_total"], ["64.0 GiB (MemTotal)"]),
     (
-        "100 GiB available",
-        [put("memory.mem_available_kib", 100 * GIB)],
+        "98 GiB available",
+        [put("memory.mem_available_kib", 98 * GIB)],
         ["memory"],
-        ["100.0 GiB MemAvailable", "required: 101.3 GiB", "free 1.3 GiB"],
+        ["98.0 GiB MemAvailable", "required: 99.3 GiB", "free 1.3 GiB"],
     ),
     (
         "little free, much cache",
@@ -519,10 +519,22 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
         ["only a single server can be taken over"],
     ),
     (
+        "one that another unit looks after",
+        [put("host.ds4_processes", [engine(unit="llm.service", manager="llm.service")])],
+        ["engine"],
+        ["engine_service_adopt: true", "systemctl disable --now llm.service"],
+    ),
+    (
         "one that another unit looks after, to be adopted",
         [put("host.ds4_processes", [engine(unit="llm.service", manager="llm.service")]), put("policy.adopt", True)],
-        ["engine"],
-        ["systemctl disable --now llm.service"],
+        [],
+        [],
+    ),
+    (
+        "to be adopted, and the port is somebody else's",
+        [put("host.ds4_processes", [engine(port=8001)]), put("host.listeners", [LISTENER]), put("policy.adopt", True)],
+        ["engine", "port"],
+        ["only a single server can be taken over"],
     ),
     (
         "a unit of our name that is not ours serves",
@@ -579,6 +591,23 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
             put("policy.disk_needs", [WEIGHTS]),
             put("host.disks", [disk(free_bytes=50 * 2**30)]),
             put("host.measured", [{"path": "/var/lib/ds4/weights/base", "bytes": 80 * 2**30, "device": "259:2"}]),
+        ],
+        [],
+        [],
+    ),
+    (
+        "a partial file and the weights of a running engine on the same disk count, each file once",
+        [
+            put("policy.disk_needs", [WEIGHTS]),
+            put("host.disks", [disk(free_bytes=50 * 2**30)]),
+            put(
+                "host.measured",
+                [
+                    {"path": "/home/alice/gguf/base", "bytes": 80 * 2**30, "device": "259:2"},
+                    {"path": "/var/lib/ds4/weights/.base.part", "bytes": 30 * 2**30, "device": "259:2"},
+                    {"path": "/home/alice/gguf/other", "bytes": 80 * 2**30, "device": "259:2"},
+                ],
+            ),
         ],
         [],
         [],
@@ -769,8 +798,17 @@ def test_twins_with_different_memory_are_both_right_and_the_third_is_told_its_ga
         put("memory.mem_available_kib", total - 6 * GIB)(probes)
         assert judge(probes)["findings"] == []
     probes = gb10()
-    put("memory.mem_available_kib", 100 * GIB)(probes)
+    put("memory.mem_available_kib", 98 * GIB)(probes)
     assert "free 1.3 GiB" in judge(probes)["text"]
+
+
+def test_bytes_that_are_there_twice_count_once() -> None:
+    rows = [
+        {"path": "/a/base", "bytes": 60 * 2**30, "device": "259:2"},
+        {"path": "/b/.base.part", "bytes": 40 * 2**30, "device": "259:2"},
+    ]
+    (group,) = findings.disk_groups([WEIGHTS], [disk()], rows)
+    assert group["credit"] == 60 * 2**30
 
 
 def test_no_argument_of_a_foreign_program_is_shown() -> None:

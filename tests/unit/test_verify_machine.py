@@ -90,7 +90,6 @@ def test_a_path_that_does_not_exist_lies_on_its_parents_file_system(tmp_path: Pa
 
 
 def test_the_innermost_and_latest_mount_counts(tmp_path: Path) -> None:
-    table = tmp_path / "mountinfo"
     lines = [
         "1 0 254:0 / / rw - ext4 /dev/root rw",
         f"2 1 8:1 / {tmp_path} rw shared:1 - xfs /dev/old rw",
@@ -98,8 +97,7 @@ def test_the_innermost_and_latest_mount_counts(tmp_path: Path) -> None:
         f"4 1 8:3 / {tmp_path}xx rw - vfat /dev/other rw",
         "garbage",
     ]
-    table.write_text("\n".join(lines))
-    row = machine.disk(str(tmp_path / "weights"), mountinfo=str(table))
+    row = machine.disk(str(tmp_path / "weights"), mountinfo="\n".join(lines))
     assert (row["mount"], row["filesystem"], row["source"]) == (str(tmp_path), "btrfs", "/dev/new")
 
 

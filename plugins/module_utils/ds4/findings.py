@@ -95,11 +95,6 @@ def engine_hold_kib(memory: Row, host: Row, engines: Sequence[Row], residue_gib:
     return remainder
 
 
-def is_adoptable(process: Row) -> bool:
-    """True for a server that no unit looks after, as the public installer starts it (nohup)."""
-    return process["program"] == "ds4-server" and not process["manager"]
-
-
 # ------------------------------------------------------------------------------------------------------ disks
 
 
@@ -109,23 +104,32 @@ def disk_groups(needs: Sequence[Row], disks: Sequence[Row], measured: Sequence[R
     Args:
         needs: ``{path, bytes, what, present: [paths], variable}``; ``present`` names files and folders whose bytes
             already count, if they lie on the same file system; ``variable`` is what moves the path.
-        disks, measured: of ``spark_host_info``.
+        disks, measured: of ``spark_host_info``. A measured file counts for a need when its name is one of ``present``,
+            wherever it lies: weights of a running engine are adopted by a link.
 
     Returns:
         One row per file system, in the order of the needs: ``{disk, needs, bytes, credit}``.
     """
     by_path = {row["path"]: row for row in disks}
-    sizes = {row["path"]: row for row in measured}
     groups: dict[str, dict[str, Any]] = {}
     for need in needs:
         disk = by_path[need["path"]]
-        there = [sizes[path] for path in need.get("present") or [] if path in sizes]
-        credit = min(int(need["bytes"]), sum(int(row["bytes"]) for row in there if row["device"] == disk["device"]))
+        names = {_stem(path) for path in need.get("present") or []}
+        there: dict[str, int] = {}  # a file that is there twice (partial, elsewhere) counts once
+        for row in measured:
+            stem = _stem(row["path"])
+            if stem in names and row["device"] == disk["device"]:
+                there[stem] = max(there.get(stem, 0), int(row["bytes"]))
         group = groups.setdefault(str(disk["device"]), {"disk": disk, "needs": [], "bytes": 0, "credit": 0})
         group["needs"].append(need)
         group["bytes"] += int(need["bytes"])
-        group["credit"] += credit
+        group["credit"] += min(int(need["bytes"]), sum(there.values()))
     return list(groups.values())
+
+
+def _stem(path: str) -> str:
+    """Name of a file, the same for its hidden partial copy (``.NAME.part``)."""
+    return str(path).rstrip("/").rpartition("/")[2].removeprefix(".").removesuffix(".part")
 
 
 # ------------------------------------------------------------------------------------------------------ fleet
@@ -356,20 +360,20 @@ class _Judge:
         engines = {row["pid"]: row for row in host["ds4_processes"]}
         ours = [row for row in engines.values() if self._ours(row)]
         foreign = [row for row in engines.values() if not self._ours(row)]
-        adopted = [row for row in foreign if is_adoptable(row)] if adopt else []
-        if len(adopted) > 1:  # which of them serves, and what would come back after a failure?
-            adopted = []
+        taken = [row for row in host["listeners"] if row["pid"] not in engines]
+        holders = [row for row in host["engine_lock"] if row["pid"] not in engines]
+        # Exactly one server can be taken over: which of several serves, and what would come back after a failure?
+        single = len(foreign) == 1 and foreign[0]["program"] == "ds4-server" and not taken and not holders
+        adopted = foreign if adopt and single else []
         self.replaced = ours + adopted
         for row in foreign:
             if row not in adopted:
                 self.add(
-                    "engine", found=self._engine_text(row), unit=policy["unit"], cure=self._engine_cure(row, adopt)
+                    "engine", found=self._engine_text(row), unit=policy["unit"], cure=self._engine_cure(row, single)
                 )
-        taken = [row for row in host["listeners"] if row["pid"] not in engines]
         if taken:
             where = _listed(dict.fromkeys(f"{_process(row)} on {row['address']}" for row in taken))
             self.add("port", port=policy["port"], found=where, unknown=any(row["pid"] is None for row in taken))
-        holders = [row for row in host["engine_lock"] if row["pid"] not in engines]
         if holders:
             unknown = any(not row["pid"] for row in holders)
             self.add("engine_lock", found=_listed(map(_process, holders)), path=policy["lock_path"], unknown=unknown)
@@ -385,14 +389,15 @@ class _Judge:
         return ", ".join(parts)
 
     @staticmethod
-    def _engine_cure(row: Row, adopt: bool) -> str:
+    def _engine_cure(row: Row, single: bool) -> str:
+        end = f"end it with `kill {row['pid']}`"
         if row["manager"]:
-            return f"`systemctl disable --now {row['manager']}` on the host, so that it does not start again"
-        if is_adoptable(row) and not adopt:
-            return f"take it over with engine_service_adopt: true (ADOPT=1), or end it with `kill {row['pid']}`"
-        if is_adoptable(row):
-            return f"end all but one of them with `kill {row['pid']}`; only a single server can be taken over"
-        return f"wait until it ends, or end it with `kill {row['pid']}`"
+            end = f"`systemctl disable --now {row['manager']}` on the host, so that it does not start again"
+        if row["program"] != "ds4-server":
+            return f"wait until it ends, or {end}"
+        if single:
+            return f"take it over with engine_service_adopt: true (ADOPT=1), or {end}"
+        return f"{end}; only a single server can be taken over"
 
     def _memory(self) -> None:
         memory, policy = self.memory, self.policy

@@ -15,6 +15,7 @@ from typing import Any
 from .command import Ran, run, which
 from .files import MARKER_LINE, existing_parent, is_ours, read_text
 from .process import user_name
+from .space import mount_of
 
 UNIT_PATHS = (
     "/etc/systemd/system",
@@ -75,18 +76,7 @@ def firmware(directory: str = DMI) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------ disks
 
 
-def _mount_table(path: str = "/proc/self/mountinfo") -> list[tuple[str, str, str]]:
-    """(mount point, file system type, source), in the order of mounting."""
-    table = []
-    for line in read_text(path).splitlines():
-        left, _dash, right = line.partition(" - ")
-        fields, rest = left.split(), right.split()
-        if len(fields) > 4 and len(rest) > 1:
-            table.append((fields[4].encode().decode("unicode_escape"), rest[0], rest[1]))
-    return table
-
-
-def disk(path: str, *, mountinfo: str = "/proc/self/mountinfo") -> dict[str, Any]:
+def disk(path: str, *, mountinfo: str | None = None) -> dict[str, Any]:
     """The file system that ``path`` lies on, or would: that of its nearest existing parent.
 
     Returns:
@@ -97,24 +87,19 @@ def disk(path: str, *, mountinfo: str = "/proc/self/mountinfo") -> dict[str, Any
     parent = existing_parent(path)
     figures = os.statvfs(parent)
     device = os.stat(parent).st_dev
-    row: dict[str, Any] = {
+    mount = mount_of(parent, mountinfo)
+    return {
         "path": path,
         "exists": os.path.lexists(path),
         "parent": parent,
         "device": f"{os.major(device)}:{os.minor(device)}",
-        "mount": "/",
-        "filesystem": "",
-        "source": "",
+        "mount": mount["path"],
+        "filesystem": mount["type"],
+        "source": mount["source"],
         "total_bytes": figures.f_blocks * figures.f_frsize,
         "free_bytes": figures.f_bavail * figures.f_frsize,
         "read_only": bool(figures.f_flag & os.ST_RDONLY),
     }
-    real = os.path.realpath(parent)
-    for mount, kind, source in _mount_table(mountinfo):  # a later mount on the same point hides an earlier one
-        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
-        if inside and len(mount) >= len(str(row["mount"])):
-            row.update(mount=mount, filesystem=kind, source=source)
-    return row
 
 
 def present_bytes(path: str) -> int:
