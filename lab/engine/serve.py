@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import http.server
 import os
+import shutil
 import subprocess
 import threading
 from pathlib import Path
@@ -27,7 +28,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _answer(self, body: bytes) -> None:
         path, _, query = self.path.partition("?")
         environment = {
-            "PATH": os.environ.get("PATH", os.defpath),
+            "PATH": self.server.path,
             "GIT_PROJECT_ROOT": str(self.server.repo.parent),
             "GIT_HTTP_EXPORT_ALL": "1",
             "GIT_CONFIG_NOSYSTEM": "1",
@@ -43,7 +44,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             "REMOTE_ADDR": self.client_address[0],
             "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
         }
-        ran = subprocess.run(["git", "http-backend"], input=body, env=environment, capture_output=True, check=False)
+        ran = subprocess.run(
+            [self.server.git, "http-backend"], input=body, env=environment, capture_output=True, check=False
+        )
         head, _, data = ran.stdout.partition(b"\r\n\r\n")
         headers = dict(line.split(": ", 1) for line in head.decode("latin-1").split("\r\n") if ": " in line)
         failure = 500 if ran.returncode else 200
@@ -60,7 +63,8 @@ class _Http(http.server.ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], repo: Path) -> None:
-        self.repo = repo
+        self.repo, self.path = repo, os.environ.get("PATH", os.defpath)
+        self.git = shutil.which("git") or "git"
         super().__init__(address, _Handler)
 
 

@@ -313,7 +313,8 @@ def test_faults_of_a_tag_and_second_signal(tmp_path: Path, folder: Path) -> None
 
 def test_cli_answers_and_needs_the_lock(built: Path, folder: Path) -> None:
     environ = {"PATH": os.environ["PATH"], "HOME": str(folder), "DS4_LOCK_FILE": str(folder / "lock")}
-    argv = [built / "ds4", "--cuda", "-m", folder / "gguf" / BASE, "-c", "4096", "-p", "What is the capital of France?"]
+    base = str(folder / "gguf" / BASE)
+    argv = [str(built / "ds4"), "--cuda", "-m", base, "-c", "4096", "-p", "What is the capital of France?"]
     ran = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (0, "The capital of France is Paris.\n")
 

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 # Non-interactive PATHs often lack sbin, where systemctl's friends and nft live.
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -39,6 +39,7 @@ def run(
     cwd: str | None = None,
     stdin: str | None = None,
     user: str | None = None,
+    log: IO[bytes] | None = None,
 ) -> Ran:
     """Run ``argv`` and return what it said. Never raises for a failing, absent or hanging program.
 
@@ -48,8 +49,13 @@ def run(
         cwd: working directory.
         stdin: text for standard input; /dev/null when None.
         user: run as this account (root only), with its groups and home.
+        log: file that receives both outputs as they come; ``out`` and ``err`` stay empty then.
     """
-    full_env = {"PATH": os.environ.get("PATH", "") + ":" + SEARCH_PATH, "LC_ALL": "C.UTF-8", "HOME": os.path.expanduser("~")}
+    full_env = {
+        "PATH": os.environ.get("PATH", "") + ":" + SEARCH_PATH,
+        "LC_ALL": "C.UTF-8",
+        "HOME": os.path.expanduser("~"),
+    }
     kwargs: dict[str, object] = {}
     if user is not None:
         import grp
@@ -69,8 +75,8 @@ def run(
         process = subprocess.Popen(
             [program, *argv[1:]],
             stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE if log is None else log,
+            stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
             env=full_env,
             cwd=cwd,
             text=True,
@@ -82,14 +88,14 @@ def run(
         return Ran(127, "", f"{program}: {error.strerror}")
     try:
         out, err = process.communicate(stdin, timeout=timeout_seconds)
-        return Ran(process.returncode, out, err)
+        return Ran(process.returncode, out or "", err or "")
     except subprocess.TimeoutExpired:
         _kill_group(process)
         try:
             out, err = process.communicate(timeout=5)
         except subprocess.TimeoutExpired:  # stuck in the kernel (a wedged driver): leave it behind rather than hang
             out, err = "", ""
-        return Ran(124, out, err + f"\n{program}: no answer within {timeout_seconds:g} s")
+        return Ran(124, out or "", (err or "") + f"\n{program}: no answer within {timeout_seconds:g} s")
 
 
 def _kill_group(process: subprocess.Popen[str]) -> None:
