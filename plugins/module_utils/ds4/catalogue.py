@@ -43,6 +43,15 @@ def compact_limit(context: int) -> int:
     return limit - limit % 1000 if limit >= 10000 else limit
 
 
+def limits(context: int) -> dict[str, int]:
+    """The three numbers of a catalogue entry that follow from the served context, in tokens."""
+    return {
+        "context_window": context,
+        "max_context_window": context,
+        "auto_compact_token_limit": compact_limit(context),
+    }
+
+
 def codex_catalogue(context: int, base_instructions: str = "") -> dict[str, Any]:
     """Catalogue for ``DS4_CODEX_MODELS_FILE``, the form that the engine's public catalogue has.
 
@@ -90,9 +99,7 @@ def codex_catalogue(context: int, base_instructions: str = "") -> dict[str, Any]
                 "supports_search_tool": False,
                 "experimental_supported_tools": [],
                 "effective_context_window_percent": 95,
-                "context_window": context,
-                "max_context_window": context,
-                "auto_compact_token_limit": compact_limit(context),
+                **limits(context),
                 "comp_hash": "0",
             }
         ]
