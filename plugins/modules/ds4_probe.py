@@ -72,7 +72,7 @@ EXAMPLES = r"""
 - name: Ask for the capital of France
   ds4_probe:
     questions:
-      - {name: capital, api: chat, prompt: What is the capital of France?, expect: Paris}
+      - {name: capital, api: chat, prompt: "What is the capital of France?", expect: Paris}
 """
 
 RETURN = r"""

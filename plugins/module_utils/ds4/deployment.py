@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from . import records, systemd_text
@@ -384,10 +384,12 @@ def record_proven(layout: Layout, manifest: Mapping[str, Any], downtime_seconds:
     write_json(_history_path(layout), {"schema": SCHEMA, "proven": [entry, *kept]})
 
 
-def returnable(layout: Layout, without: str) -> list[dict[str, Any]]:
+def returnable(
+    layout: Layout, without: str, judge: Callable[[Mapping[str, Any]], list[str]] = problems
+) -> list[dict[str, Any]]:
     """Manifests of proven deployments that are still whole, newest first, leaving out the id ``without``."""
     found = [layout.manifest(name) for name in proven(layout) if name != without]
-    return [manifest for manifest in found if manifest is not None and not problems(manifest)]
+    return [manifest for manifest in found if manifest is not None and not judge(manifest)]
 
 
 # ------------------------------------------------------------------------------------------------------- pruning

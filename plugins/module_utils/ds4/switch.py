@@ -28,7 +28,6 @@ from .command import Ran, run
 from .deployment import Layout
 from .errors import Ds4Error
 from .files import human_bytes, link_atomic, read_json, write_json
-from .host import lock_holders
 from .memory import read_meminfo
 from .process import Process
 from .service import Service, State
@@ -83,9 +82,6 @@ class Machine:
         return run(
             [manifest["build"]["server"], *arguments], timeout_seconds=30, user=manifest["service"]["user"], cwd="/"
         )
-
-    def lock_pids(self) -> list[int]:
-        return [holder.pid for holder in lock_holders()]
 
     def drift(self, manifest: Mapping[str, Any]) -> list[str]:
         return store.drift(manifest, self.layout, self.state())
@@ -433,7 +429,7 @@ class Switch:
         elif state.running and self.machine.running():
             target = Target("deployment", self.machine.running())
         else:
-            back = store.returnable(self.layout, wanted["id"])
+            back = store.returnable(self.layout, wanted["id"], self.machine.problems)
             target = Target("deployment", back[0]["id"]) if back else Target("none")
         self.record.update(**{"from": target._asdict()})
 
@@ -670,7 +666,7 @@ class Switch:
         whole = served is not None and served["id"] != self.record.data["to"] and not self.machine.problems(served)
         if whole and target.deployment in known:
             return target
-        back = store.returnable(self.layout, self.record.data["to"])
+        back = store.returnable(self.layout, self.record.data["to"], self.machine.problems)
         if back:
             return Target("deployment", back[0]["id"])
         return target if whole else Target("none")

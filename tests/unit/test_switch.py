@@ -1,0 +1,663 @@
+"""The switch transaction against a simulated host: every way it can end, and every point it can be taken up again."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ds4 import deployment as store
+from ds4 import probe, switch
+from ds4.command import Ran
+from ds4.deployment import Layout
+from ds4.errors import Ds4Error
+from ds4.service import State
+from ds4.switch import Record, Switch
+
+OLD, NEW, OLDER = "0" * 12, "1" * 12, "2" * 12
+LIMITS = {
+    "memory_seconds": 20,
+    "start_seconds": 60,
+    "ready_seconds": 30,
+    "stop_seconds": 10,
+    "busy_seconds": 5,
+    "cut_seconds": 2,
+}
+POLICY: dict[str, Any] = {"limits": LIMITS, "smoke": {}}
+
+
+class Killed(BaseException):
+    """The runner dies here, as by SIGKILL: nothing after it runs."""
+
+
+class FakeService:
+    def __init__(self, machine: FakeMachine) -> None:
+        self.machine = machine
+
+    def start(self, timeout_seconds: float) -> Ran:
+        return self.machine.start_unit()
+
+    def stop(self, timeout_seconds: float) -> Ran:
+        self.machine.stop_unit()
+        return Ran(0, "", "")
+
+    def stop_later(self) -> Ran:
+        self.machine.log.append("SIGTERM")
+        return Ran(0, "", "")
+
+    def kill(self) -> Ran:
+        self.machine.log.append("SIGKILL")
+        if self.machine.immortal:
+            return Ran(0, "", "")
+        self.machine.pid, self.machine.process = 0, ""
+        self.machine.free += self.machine.held
+        return Ran(0, "", "")
+
+    def enable(self) -> Ran:
+        self.machine.enabled = True
+        return Ran(0, "", "")
+
+    def disable(self) -> Ran:
+        self.machine.enabled = False
+        return Ran(0, "", "")
+
+    def journal(self, invocation: str = "", lines: int = 200) -> str:
+        return "ds4: CUDA error\n" if self.machine.unit in self.machine.dies else "listening\n"
+
+
+class FakeMachine(switch.Machine):
+    """A host in memory. ``unit`` is the deployment that the unit file starts; ``pid`` its process, 0 when stopped."""
+
+    def __init__(self, layout: Layout, *, serves: str = OLD) -> None:
+        self.layout = layout
+        self.service: Any = FakeService(self)
+        self.clock = 1000.0
+        self.boot = "boot-1"
+        self.unit = serves
+        self.pid = 7 if serves else 0
+        self.process = serves  # deployment of the process
+        self.enabled = bool(serves)
+        self.held = 100
+        self.free = 20 if serves else 120
+        self.log: list[str] = []
+        self.most_engines = 1 if serves else 0
+        # What goes wrong.
+        self.dies: set[str] = set()  # deployments whose process dies at start
+        self.never_ready: set[str] = set()
+        self.wrong: set[str] = set()  # deployments that answer wrongly
+        self.broken: dict[str, list[str]] = {}  # deployment → problems of its files
+        self.refused_flag = ""
+        self.keeps_memory = False
+        self.memory_late = 0  # gate calls that fail first
+        self.ignores_sigterm = False
+        self.immortal = False
+        self.busy = 0.0
+        self.others: list[dict[str, Any]] = []
+        self.foreign_runs = False
+        self.foreign_comes_back = True
+        self.kill_at = -1  # count of observable actions after which the runner is killed
+        self.actions = 0
+
+    def act(self, text: str) -> None:
+        """An action that changes the host: the runner may be killed right before it."""
+        self.actions += 1
+        if self.actions == self.kill_at:
+            raise Killed(text)
+        self.log.append(text)
+        engines = (1 if self.pid else 0) + (1 if self.foreign_runs else 0)
+        self.most_engines = max(self.most_engines, engines)
+
+    # -- systemd
+    def state(self) -> State:
+        active = "active" if self.pid else "inactive"
+        return State(
+            True, active, "running" if self.pid else "dead", self.pid, 0, "success", 0, "i", False, self.enabled, []
+        )
+
+    def start_unit(self) -> Ran:
+        if self.pid:
+            return Ran(0, "", "")
+        self.act(f"start {self.unit}")
+        if self.unit in self.dies:
+            self.clock += 1
+            return Ran(0, "", "")  # executed, then dead: readiness finds it
+        self.pid, self.process, self.free = self.actions + 100, self.unit, self.free - self.held
+        assert not self.foreign_runs, "two engines"
+        return Ran(0, "", "")
+
+    def stop_unit(self) -> None:
+        if not self.pid:
+            return
+        self.act("stop")
+        if self.immortal:
+            return
+        self.clock += LIMITS["stop_seconds"] if self.ignores_sigterm else 1
+        self.pid, self.process = 0, ""
+        if not self.keeps_memory:
+            self.free += self.held
+
+    def running(self) -> str:
+        return self.process if self.pid else ""
+
+    def alive(self, pid: int, started_ticks: int) -> bool:
+        return pid == self.pid and pid != 0
+
+    def started_ticks(self, pid: int) -> int:
+        return pid
+
+    # -- engine
+    def available_kib(self) -> int:
+        return self.free
+
+    def metrics(self, manifest: Mapping[str, Any]) -> dict[str, float]:
+        return {"ds4_requests_inflight": self.busy}
+
+    def is_ready(self, host: str, port: int) -> bool:
+        return bool(self.pid) and self.process not in self.never_ready
+
+    def smoke(self, manifest: Mapping[str, Any], policy: Mapping[str, Any]) -> probe.Smoke:
+        assert self.process == manifest["id"], "the questions go to the deployment that is to be proven"
+        ok = self.process not in self.wrong
+        check = probe.Check("capital of France", ok, "Paris" if ok else "the answer was 'Berlin'")
+        return probe.Smoke(ok, [check], 0.5, 0.2, {"ok": ok})
+
+    def pass_gate(self, manifest: Mapping[str, Any], wait_seconds: float) -> int:
+        assert not self.pid, "the gate opens only when the process is gone"
+        if self.memory_late > 0:
+            self.memory_late -= 1
+            raise Ds4Error("Not enough memory is available to load the engine")
+        if self.free < manifest["memory_required_kib"]:
+            raise Ds4Error("Not enough memory is available to load the engine", found=f"{self.free} KiB")
+        return self.free
+
+    def ask(self, manifest: Mapping[str, Any], *arguments: str) -> Ran:
+        if self.refused_flag and self.refused_flag in arguments:
+            return Ran(2, "", f"ds4-server: unknown option: {self.refused_flag}")
+        if "--ds4-fleet-asks" in arguments:
+            return Ran(2, "", "ds4-server: unknown option: --ds4-fleet-asks")
+        return Ran(0, f"ds4-server {manifest['build']['version']}\n", "")
+
+    # -- files
+    def drift(self, manifest: Mapping[str, Any]) -> list[str]:
+        return [] if self.pid and self.process == manifest["id"] == self.unit else ["it differs"]
+
+    def problems(self, manifest: Mapping[str, Any]) -> list[str]:
+        return self.broken.get(manifest["id"], [])
+
+    def activate(self, manifest: Mapping[str, Any]) -> None:
+        self.act(f"activate {manifest['id']}")
+        assert not self.pid, "a unit is exchanged only while it is stopped"
+        self.unit = manifest["id"]
+
+    # -- somebody else's engine
+    def foreign(self, port: int) -> list[dict[str, Any]]:
+        return self.others if self.foreign_runs else []
+
+    def remember(self, others: list[dict[str, Any]], folder: str) -> str:
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.join(folder, "adopted.json")
+        Path(path).write_text(json.dumps({"schema": 1, "held_kib": 100}), encoding="utf-8")
+        return path
+
+    def end(self, process: str, seconds: float) -> str:
+        if self.foreign_runs:
+            self.act("end foreign")
+            self.foreign_runs = False
+            self.free += self.held
+        return "ended"
+
+    def start_again(self, process: str, seconds: float, policy: Mapping[str, Any]) -> str:
+        if not self.foreign_comes_back:
+            raise Ds4Error("The process that served before could not be started again")
+        if not self.foreign_runs:
+            assert not self.pid, "two engines"
+            self.act("start foreign")
+            self.foreign_runs = True
+            self.free -= self.held
+        return "serves again"
+
+    # -- time
+    def sleep(self, seconds: float) -> None:
+        self.clock += seconds
+        self.busy = max(0.0, self.busy - seconds)
+
+    def monotonic(self) -> float:
+        return self.clock
+
+    def now(self) -> float:
+        return self.clock
+
+    def boot_id(self) -> str:
+        return self.boot
+
+    def reboot(self) -> None:
+        """Everything is gone from memory; systemd starts the unit when it is enabled."""
+        self.boot += "+"
+        self.pid, self.process, self.free, self.foreign_runs = 0, "", 120, False
+        self.keeps_memory = self.immortal = False
+        if self.enabled and self.unit and self.unit not in self.dies:
+            self.pid, self.process, self.free = 9000 + self.actions, self.unit, 120 - self.held
+
+
+def manifest(name: str, release: str) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "id": name,
+        "release": release,
+        "build": {"server": "/b/ds4-server", "version": release, "path": "/b", "sha256": "", "id": "", "commit": ""},
+        "weights": {"generation": "g", "files": {"base": {"path": "/w", "sha256": "", "bytes": 90 * 1024}}},
+        "args": ["--port", "8000", "--kv-disk-dir", "/nowhere"],
+        "env": {},
+        "service": {"unit": "ds4.service", "user": "ds4", "host": "127.0.0.1", "port": 8000, "speculation": False},
+        "memory_required_kib": 100,
+        "files": {},
+    }
+
+
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Durability is not what these tests are about, and waiting for the disk is most of their time."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    where = Layout(
+        deployments=str(tmp_path / "deployments"),
+        current=str(tmp_path / "current"),
+        unit_path=str(tmp_path / "ds4.service"),
+        launcher=str(tmp_path / "ds4-serve"),
+        state=str(tmp_path / "state"),
+        lib=str(tmp_path / "lib"),
+    )
+    os.makedirs(where.state)
+    for name, release in ((OLD, "v0.6.4"), (NEW, "v0.6.5"), (OLDER, "v0.6.3")):
+        os.makedirs(where.directory(name))
+        Path(where.directory(name), "manifest.json").write_text(json.dumps(manifest(name, release)), encoding="utf-8")
+    return where
+
+
+@pytest.fixture
+def machine(layout: Layout) -> FakeMachine:
+    store.record_proven(layout, manifest(OLD, "v0.6.4"), None)
+    return FakeMachine(layout)
+
+
+def run(machine: FakeMachine, *, to: str = NEW, **options: Any) -> Record:
+    """Request a switch and run it to its end."""
+    record = switch.request(machine.layout, to, options, "test", now=1.8e9 + machine.actions)
+    Switch(machine.layout, POLICY, record, machine, lambda line: None).run()
+    found = Record.load(record.path)
+    assert found is not None
+    assert found.closed
+    assert switch.open_record(machine.layout) is None
+    assert machine.most_engines <= 1, "two engines at once"
+    return found
+
+
+def steps(record: Record) -> list[str]:
+    return [step["name"] for step in record.data["steps"]]
+
+
+def test_a_good_release_is_proven_and_starts_at_boot(machine: FakeMachine) -> None:
+    record = run(machine)
+    assert record.data["outcome"] == "proven"
+    assert record.data["serving"] == NEW
+    assert steps(record) == [
+        "check",
+        "projection",
+        "wait for requests",
+        "stop",
+        "memory",
+        "activate",
+        "start",
+        "ready",
+        "smoke",
+        "proven",
+    ]
+    assert machine.enabled
+    assert store.proven(machine.layout) == [NEW, OLD]
+    assert record.data["downtime_seconds"] == pytest.approx(1.0, abs=0.5)
+    assert json.loads(Path(record.data["evidence"], "smoke.json").read_text(encoding="utf-8"))["ok"] is True
+
+
+def test_a_first_installation_needs_nothing_to_stop(layout: Layout) -> None:
+    machine = FakeMachine(layout, serves="")
+    record = run(machine)
+    assert record.data["outcome"] == "proven"
+    assert "stop" not in machine.log
+
+
+@pytest.mark.parametrize("fault", ["dies", "never_ready", "wrong"])
+def test_a_bad_release_puts_itself_back(machine: FakeMachine, fault: str) -> None:
+    getattr(machine, fault).add(NEW)
+    record = run(machine)
+    assert record.data["outcome"] == "returned"
+    assert record.data["serving"] == OLD
+    assert machine.unit == OLD
+    assert store.proven(machine.layout) == [OLD], "what failed is never called proven"
+    assert record.data["failure"]["step"] == ("smoke" if fault == "wrong" else "ready")
+    assert record.data["downtime_seconds"] > 0
+    assert Path(record.data["evidence"], "smoke-again.json").exists(), "the old one was proven by the same questions"
+    assert Path(record.data["evidence"], "journal-failed.txt").exists()
+
+
+@pytest.mark.parametrize("fault", ["dies", "never_ready", "wrong"])
+def test_a_first_installation_that_fails_is_left_stopped(layout: Layout, fault: str) -> None:
+    machine = FakeMachine(layout, serves="")
+    getattr(machine, fault).add(NEW)
+    record = run(machine)
+    assert record.data["outcome"] == "stopped"
+    assert record.data["serving"] == ""
+    assert not machine.pid
+    assert not machine.enabled, "what was never proven does not start at boot"
+
+
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        (lambda m: m.broken.update({NEW: ["the build is gone"]}), "the build is gone"),
+        (lambda m: setattr(m, "refused_flag", "--kv-disk-dir"), "unknown option: --kv-disk-dir"),
+        (lambda m: setattr(m, "free", 5), "would not fit into memory"),
+    ],
+)
+def test_what_can_be_known_before_the_stop_stops_nothing(machine: FakeMachine, break_it: Any, says: str) -> None:
+    break_it(machine)
+    record = run(machine)
+    assert record.data["outcome"] == "refused"
+    assert says in record.data["message"]
+    assert machine.log == []
+    assert record.data["serving"] == OLD
+
+
+def test_memory_that_comes_late_leads_back(machine: FakeMachine) -> None:
+    machine.memory_late = 1
+    record = run(machine)
+    assert record.data["outcome"] == "returned"
+    assert record.data["failure"]["step"] == "memory"
+    assert machine.process == OLD
+
+
+def test_memory_that_never_comes_back_means_reboot_and_no_blind_start(machine: FakeMachine) -> None:
+    machine.keeps_memory = True
+    record = run(machine)
+    assert record.data["outcome"] == "stopped"
+    assert "Reboot the host" in record.data["message"]
+    assert [entry for entry in machine.log if entry.startswith("start")] == []
+    assert machine.unit == OLD
+    assert machine.enabled
+    machine.reboot()
+    assert machine.process == OLD, "after the reboot the proven deployment starts by itself"
+
+
+def test_an_engine_that_ignores_sigterm_is_killed_within_the_limit(machine: FakeMachine) -> None:
+    machine.ignores_sigterm = True
+    assert run(machine).data["outcome"] == "proven"
+
+
+def test_a_process_that_cannot_be_killed_is_never_joined_by_a_second(machine: FakeMachine) -> None:
+    machine.immortal = True
+    record = run(machine)
+    assert record.data["outcome"] == "stopped"
+    assert "Reboot" in record.data["message"]
+    assert [entry for entry in machine.log if entry.startswith("start")] == []
+
+
+def test_going_back_that_fails_too_tells_both(machine: FakeMachine) -> None:
+    machine.dies = {NEW, OLD}
+    record = run(machine)
+    assert record.data["outcome"] == "stopped"
+    assert record.data["failure"]["step"] == "ready"
+    assert record.data["return_failure"]["step"] == "ready again"
+    assert not machine.pid
+
+
+def test_going_back_skips_a_deployment_whose_files_are_gone(machine: FakeMachine) -> None:
+    store.record_proven(machine.layout, manifest(OLDER, "v0.6.3"), None)
+    store.record_proven(machine.layout, manifest(OLD, "v0.6.4"), None)
+    machine.broken = {OLD: ["the weights are gone"]}
+    machine.wrong = {NEW}
+    record = run(machine)
+    assert record.data["outcome"] == "returned"
+    assert record.data["serving"] == OLDER
+
+
+def test_the_running_deployment_that_lacks_its_proof_is_only_asked(machine: FakeMachine) -> None:
+    machine.unit = machine.process = NEW
+    record = run(machine)
+    assert record.data["outcome"] == "proven"
+    assert steps(record) == ["ready", "smoke", "proven"]
+    assert machine.log == []
+    assert record.data["downtime_seconds"] is None
+
+
+@pytest.mark.parametrize(("policy", "outcome"), [("wait", "proven"), ("cut", "proven"), ("skip", "skipped")])
+def test_requests_in_flight(machine: FakeMachine, policy: str, outcome: str) -> None:
+    machine.busy = 3
+    record = run(machine, busy=policy)
+    assert record.data["outcome"] == outcome
+    if policy == "wait":
+        assert "all requests have ended" in record.data["steps"][2]["text"]
+    if policy == "cut":
+        assert machine.log[:2] == ["SIGTERM", "SIGKILL"]
+    if policy == "skip":
+        assert machine.log == []
+        assert record.data["serving"] == OLD
+
+
+def test_waiting_for_requests_is_bounded(machine: FakeMachine) -> None:
+    machine.busy = 1e9
+    assert run(machine, busy="wait").data["outcome"] == "proven"
+
+
+# ------------------------------------------------------------------------------------------ somebody else's engine
+
+
+@pytest.fixture
+def occupied(layout: Layout) -> FakeMachine:
+    machine = FakeMachine(layout, serves="")
+    machine.foreign_runs, machine.free = True, 20
+    machine.others = [
+        {
+            "pid": 4711,
+            "user": "alice",
+            "program": "/home/alice/ds4-server",
+            "unit": "",
+            "why": ["listens"],
+            "engine": True,
+        }
+    ]
+    return machine
+
+
+def test_a_foreign_engine_is_named_and_left_alone(occupied: FakeMachine) -> None:
+    record = run(occupied, adopt=False)
+    assert record.data["outcome"] == "refused"
+    assert "process 4711 (alice, /home/alice/ds4-server" in record.data["message"]
+    assert "engine_service_adopt: true" in record.data["message"]
+    assert occupied.foreign_runs
+
+
+def test_a_foreign_engine_is_adopted_when_asked(occupied: FakeMachine) -> None:
+    record = run(occupied, adopt=True)
+    assert record.data["outcome"] == "proven"
+    assert not occupied.foreign_runs
+    assert record.data["from"]["kind"] == "foreign"
+
+
+def test_a_failed_adoption_gives_the_very_process_back(occupied: FakeMachine) -> None:
+    occupied.dies = {NEW}
+    record = run(occupied, adopt=True)
+    assert record.data["outcome"] == "returned"
+    assert record.data["serving"] == "foreign"
+    assert occupied.foreign_runs
+
+
+def test_a_failed_adoption_whose_process_does_not_come_back_says_so(occupied: FakeMachine) -> None:
+    occupied.dies, occupied.foreign_comes_back = {NEW}, False
+    record = run(occupied, adopt=True)
+    assert record.data["outcome"] == "stopped"
+    assert record.data["serving"] == ""
+
+
+# -------------------------------------------------------------------------------------------------- interruptions
+
+
+def one_run(machine: FakeMachine, layout: Layout) -> bool:
+    """One life of the runner; False when it was killed."""
+    record = switch.open_record(layout)
+    assert record is not None
+    try:
+        Switch(layout, POLICY, record, machine, lambda line: None).run()
+    except Killed:
+        return False
+    return True
+
+
+def faults() -> Iterator[tuple[str, str]]:
+    for fault in ("", "dies", "never_ready", "wrong"):
+        for how in ("crash", "reboot"):
+            yield fault, how
+
+
+@pytest.mark.parametrize(("fault", "how"), list(faults()))
+@pytest.mark.parametrize("first", [False, True])
+def test_killed_at_every_point_it_ends_with_one_engine_or_an_honest_stop(
+    layout: Layout, fault: str, how: str, first: bool
+) -> None:
+    """The runner is killed before every single action in turn, once as by SIGKILL, once by a power loss."""
+    for point in range(1, 12):
+        for entry in Path(layout.state).glob("**/*"):
+            if entry.is_file() or entry.is_symlink():
+                entry.unlink()
+        if not first:
+            store.record_proven(layout, manifest(OLD, "v0.6.4"), None)
+        machine = FakeMachine(layout, serves="" if first else OLD)
+        if fault:
+            getattr(machine, fault).add(NEW)
+        machine.kill_at = point
+        switch.request(layout, NEW, {}, "test")
+        killed = not one_run(machine, layout)
+        if killed:
+            if how == "reboot":
+                machine.reboot()
+            assert one_run(machine, layout), "it is killed once only"
+        record = switch.last_record(layout)
+        assert record is not None
+        assert record.closed
+        assert machine.most_engines <= 1
+        outcome = record.data["outcome"]
+        if outcome == "proven":
+            assert machine.running() == NEW
+            assert not fault
+        elif outcome in ("returned", "refused"):
+            assert machine.running() == ("" if first else OLD)
+        else:
+            assert first, "where something was proven, something serves"
+            assert not machine.running()
+            assert not machine.enabled
+        if machine.running():
+            assert machine.unit == machine.running()
+        if not killed:  # it has fewer actions than that: every point was tried
+            assert point > 2
+            break
+
+
+def test_random_histories_converge(layout: Layout) -> None:
+    """Random faults, kills and reboots; afterwards a good release is always proven."""
+    for seed in range(int(os.environ.get("FAULT_SEEDS", "25"))):
+        dice = random.Random(seed)
+        for entry in Path(layout.state).glob("**/*"):
+            if entry.is_file() or entry.is_symlink():
+                entry.unlink()
+        store.record_proven(layout, manifest(OLD, "v0.6.4"), None)
+        machine = FakeMachine(layout)
+        switch.request(layout, NEW, {}, "test")
+        for _life in range(dice.randint(1, 4)):
+            if switch.open_record(layout) is None:
+                break
+            machine.dies = {NEW} if dice.random() < 0.3 else set()
+            machine.wrong = {NEW} if dice.random() < 0.3 else set()
+            machine.kill_at = machine.actions + dice.randint(1, 6)
+            one_run(machine, layout)
+            if dice.random() < 0.4:
+                machine.reboot()
+        machine.dies, machine.wrong, machine.kill_at = set(), set(), -1
+        if switch.open_record(layout) is not None:
+            assert one_run(machine, layout)
+        assert machine.running() in (OLD, NEW), f"seed {seed}: a proven host serves nothing"
+        if machine.running() != NEW:
+            run(machine)
+        assert machine.running() == NEW, f"seed {seed}"
+        assert machine.most_engines <= 1, f"seed {seed}"
+
+
+def test_a_reboot_before_the_stop_changes_nothing(machine: FakeMachine) -> None:
+    record = switch.request(machine.layout, NEW, {}, "test")
+    record.update(boot_id="an earlier boot")
+    assert Switch(machine.layout, POLICY, record, machine, lambda line: None).run() == "refused"
+    assert machine.log == []
+
+
+# ------------------------------------------------------------------------------------------------------- requests
+
+
+def test_a_second_request_is_refused_while_one_is_open(machine: FakeMachine) -> None:
+    switch.request(machine.layout, NEW, {}, "test")
+    with pytest.raises(Ds4Error, match="in progress"):
+        switch.request(machine.layout, OLDER, {}, "test")
+
+
+def test_waiting_ends_with_a_step_or_with_the_transaction(machine: FakeMachine) -> None:
+    record = switch.request(machine.layout, NEW, {}, "test")
+    assert switch.wait(record, 0.0).data["steps"] == []
+    Switch(machine.layout, POLICY, record, machine, lambda line: None).run()
+    assert switch.wait(record, 60.0, steps_seen=99).closed
+    found = switch.find_record(machine.layout, record.data["id"])
+    assert found is not None
+    assert found.data["outcome"] == "proven"
+    assert switch.find_record(machine.layout, "../../etc/passwd") is None
+
+
+# ------------------------------------------------------------------------------------------------------ the binary
+
+
+def answers(*, in_order: bool, unknown: str = "", version: str = "v0.6.5") -> Any:
+    def ask(_manifest: Mapping[str, Any], *arguments: str) -> Ran:
+        if arguments == ("--help",):
+            return Ran(0, "usage\n  -m, --model VALUE\n  --port VALUE [8000]\n  --kv-disk-dir DIR\n", "")
+        words = ["--ds4-fleet-asks", unknown] if in_order else []
+        for word in arguments:
+            if word and word in words:
+                return Ran(2, "", f"ds4-server: unknown option: {word}")
+        return Ran(0, f"ds4-server {version}\n", "")
+
+    return ask
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_binary_that_knows_every_option_passes(in_order: bool) -> None:
+    assert "takes all 2 options" in switch.check_binary(manifest(NEW, "0.6.5"), answers(in_order=in_order))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_an_unknown_option_is_found_before_the_stop(in_order: bool) -> None:
+    wanted = copy.deepcopy(manifest(NEW, "v0.6.5"))
+    wanted["args"] += ["--tool-call-reminder", "off", "--mtp-margin", "-3"]
+    with pytest.raises(Ds4Error, match=r"does not take the configured options.*--tool-call-reminder"):
+        switch.check_binary(wanted, answers(in_order=in_order, unknown="--tool-call-reminder"))
+
+
+def test_another_version_than_the_built_one_is_found() -> None:
+    with pytest.raises(Ds4Error, match=r"another version.*Found: v0\.6\.2"):
+        switch.check_binary(manifest(NEW, "v0.6.5"), answers(in_order=True, version="v0.6.2"))
+
+
+def test_numbers_are_no_options() -> None:
+    assert switch.flags_of(["-m", "/a/b", "-3", "--port", "8000", "-0.5", "--x-y"]) == ["-m", "--port", "--x-y"]
