@@ -1,0 +1,75 @@
+"""Bad input gets one clear message before anything is touched: validate.yml run for real, in both positions of a value."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HOST = "sparks: {hosts: {s1: {ansible_host: 192.0.2.1, ansible_connection: ssh}}, vars: %s}\n"  # unreachable on purpose
+
+
+def validate(tmp_path: Path, variables: dict[str, object], inventory: str = HOST) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "inv.yml").write_text(inventory % json.dumps(variables) if "%s" in inventory else inventory, encoding="utf-8")
+    environment = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "DS4_SUMMARY_FILE": str(tmp_path / "summary.json"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    return subprocess.run(
+        ["ansible-playbook", "-i", str(tmp_path / "inv.yml"), str(ROOT / "validate.yml")],
+        cwd=tmp_path,  # not the repository: plugins are found through the links beside the playbook too
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_good_input_passes_without_contact(tmp_path: Path) -> None:
+    ran = validate(tmp_path, {"ds4_release": "v0.6.5", "weights_connections": 4})
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "DEPRECATION" not in ran.stdout + ran.stderr
+
+
+def test_everything_wrong_is_told_at_once_with_cures(tmp_path: Path) -> None:
+    ran = validate(
+        tmp_path,
+        {
+            "ds4_release": "v0.6.5",
+            "ds4_commit": "4ad370b4a338efe9723a386673c0e04f6e214108",
+            "weights_conections": 4,
+            "weights_stall_seconds": "soon",
+            "serving_mode_target": "headless",
+            "weights_generation": "0713",
+        },
+    )
+    text = ran.stdout + ran.stderr
+    assert ran.returncode != 0
+    assert "5 problem(s)" in text, text
+    for said in (
+        "is pinned to",
+        "did you mean weights_connections?",
+        "weights_stall_seconds",
+        "serving_mode_target must be one of",
+        "known: 0731, legacy",
+        "nothing was touched",
+    ):
+        assert said in text, said
+    assert "Traceback" not in text
+    summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert summary["hosts"]["s1"]["rooms"]["validate"]["state"] == "failed"
+    assert "FLEET SUMMARY" in ran.stdout
+
+
+@pytest.mark.parametrize("inventory", ["all: {hosts: {s1: {}}}\n", "sparks: {hosts: {}}\n"])
+def test_an_inventory_without_sparks_is_refused(tmp_path: Path, inventory: str) -> None:
+    ran = validate(tmp_path, {}, inventory)
+    assert ran.returncode != 0
+    assert "no host in a group named sparks" in ran.stdout + ran.stderr
