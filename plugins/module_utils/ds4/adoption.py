@@ -142,9 +142,12 @@ class Adoption:
         adopted = []
         for item in self._plan.files:
             target = self._plan.path(item)
+            paths = candidates(item, self._plan.adopt, self._plan.directory)
             if os.path.lexists(target):
-                continue  # the fetcher judges it
-            for path in candidates(item, self._plan.adopt, self._plan.directory):
+                if os.path.islink(target) or readable(os.stat(target), self._who):
+                    continue  # the fetcher judges it
+                paths = [target]  # shared with an owner who has closed it since: a copy of our own
+            for path in paths:
                 try:
                     how = self._adopt(item, path, target)
                 except (OSError, Ds4Error) as error:
@@ -182,7 +185,7 @@ class Adoption:
         temporary = os.path.join(self._plan.directory, f".{item.target}.adopted")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-        how = self._place(path, temporary, hashed, status)
+        how = self._place(path, temporary, hashed, status, move=self._move and path != target)
         now, then = os.stat(temporary), (hashed.mtime_ns, hashed.bytes)
         if how == "reflinked" and (os.stat(path).st_mtime_ns, os.stat(path).st_size) != then:
             os.unlink(temporary)
@@ -191,8 +194,10 @@ class Adoption:
             hashed._replace(mtime_ns=now.st_mtime_ns, inode=now.st_ino) if how not in ("linked", "moved") else hashed
         )
         trust = "manifest" if item.sha256 else "first-use"
+        known = records.read(path) if path == target else None
+        source = known["source"] if known else path
         entry = {"role": item.role, "generation": self._plan.generation, "repo": item.repo, "revision": item.revision}
-        records.write(target, records.make(target, entry, hashed, how=how, source=path, trust=trust))
+        records.write(target, records.make(target, entry, hashed, how=how, source=source, trust=trust))
         os.replace(temporary, target)
         fsync_directory(self._plan.directory)
         self._note(f"{item.target}: adopted from {path} ({how})")
@@ -203,10 +208,10 @@ class Adoption:
             )
         return how
 
-    def _place(self, path: str, temporary: str, hashed: records.Hashed, status: os.stat_result) -> str:
+    def _place(self, path: str, temporary: str, hashed: records.Hashed, status: os.stat_result, *, move: bool) -> str:
         """Give the content a second name in our directory, in the cheapest way that the service user can read."""
         same_disk = status.st_dev == os.stat(self._plan.directory).st_dev
-        if same_disk and self._move:
+        if same_disk and move:
             os.rename(path, temporary)
             os.chown(temporary, self._who.uid, self._who.gid)
             os.chmod(temporary, 0o644)
@@ -229,7 +234,7 @@ class Adoption:
             raise
         finally:
             os.close(handle)
-        if self._move:
+        if move:
             os.unlink(path)
         return how
 

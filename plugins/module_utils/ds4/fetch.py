@@ -18,12 +18,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from . import records, transfer
+from . import journal, records, transfer
 from .assembly import Assembled, Assembly, Limits, Valve, segment_size
 from .errors import Ds4Error
 from .files import fsync_directory, human_bytes, is_ours, read_json
+from .host import ds4_processes
 from .memory import read_meminfo
 from .plan import Plan, PlanFile, load
 from .progress import line as progress_line
@@ -115,11 +116,31 @@ def replace_text(path: str, text: str) -> None:
     os.replace(temporary, path)
 
 
+class Secrets(NamedTuple):
+    """What no plan, log or message holds."""
+
+    token: str = ""
+    proxy_credentials: str = ""
+
+    @classmethod
+    def of(cls, plan: Plan) -> Secrets:
+        """Read the files that a plan names.
+
+        Raises:
+            Ds4Error: one of them cannot be used.
+        """
+        return cls(
+            secret(plan.token_file, TOKEN_CREDENTIAL, "weights_token_file"),
+            secret(plan.proxy_credentials_file, PROXY_CREDENTIAL, "weights_proxy_credentials_file"),
+        )
+
+
 class Fetch:
     """One run over a plan. The caller holds the lock."""
 
-    def __init__(self, plan: Plan, status: Status) -> None:
+    def __init__(self, plan: Plan, status: Status, secrets: Secrets) -> None:
         self.plan = plan
+        self._secrets = secrets
         self.status = status
         self.valve = Valve(plan.bandwidth_bytes_per_second)
         self.limits = Limits(
@@ -240,10 +261,15 @@ class Fetch:
         )  # fmt: skip
 
     def _judge_present(self, item: PlanFile, path: str) -> bool:
-        """Hash a file that has the right name and no valid record. True when it is the wanted one."""
+        """Hash a file that has the right name and no valid record. True when it is the wanted one.
+
+        Otherwise it leaves that name: what is still good of a file of ours stays for the fetch, the rest is set aside.
+        """
         row = self.status.row(item)
         size = os.stat(path).st_size
         row.update(state="verifying", bytes=size, done=size, hashed=0)
+        before = records.read(path)
+        wanted = item.sha256 or (before["sha256"] if before else "")
         hashed: records.Hashed | None = None
         if item.bytes is None or size == item.bytes:
 
@@ -251,36 +277,64 @@ class Fetch:
                 row["hashed"] += count
                 self.valve.pass_through(0, lambda: False)
 
-            hashed = records.hash_file(path, segment_size(size), progress=progress, drop_cache=self.plan.drop_cache)
-            before = records.read(path)
-            wanted = item.sha256 or (before["sha256"] if before else hashed.sha256)
-            if hashed.sha256 == wanted:
-                trust = "manifest" if item.sha256 else "first-use"
-                how = before["how"] if before else "found"
-                source = before["source"] if before else path
+            step = before["segment_bytes"] if before else self._segment(size)
+            try:
+                hashed = records.hash_file(path, step, progress=progress, drop_cache=self.plan.drop_cache)
+            except PermissionError as error:
+                raise Ds4Error(
+                    f"{path} cannot be read by {self.plan.user}",
+                    found=str(error.strerror),
+                    cure="run site.yml, which makes a copy of its own; or let its owner open it again",
+                ) from error
+            if hashed.sha256 == (wanted or hashed.sha256):
+                how, source = (before["how"], before["source"]) if before else ("found", path)
+                trust = "manifest" if item.sha256 else before["trust"] if before else "first-use"
                 record = records.make(path, self._entry(item), hashed, how=how, source=source, trust=trust)
                 records.write(path, record)
                 self._done(item, record)
                 return True
-        aside = self._set_aside(path, hashed.sha256 if hashed else "")
-        found = (
-            f"sha256 {hashed.sha256}{self._called(hashed.sha256)}" if hashed else f"{size} bytes, wanted {item.bytes}"
-        )
-        self.status.note(f"{item.target} has another content ({found}); moved to {os.path.basename(aside)}")
+        found = f"sha256 {hashed.sha256}{self._called(hashed.sha256)}" if hashed else f"{size} bytes, not {item.bytes}"
+        if hashed and before and before["sha256"] == wanted and self._salvage(item, path, before, hashed):
+            self.status.note(f"{item.target} is damaged ({found}); fetching only what is wrong again")
+        else:
+            aside = f"{path}.{hashed.sha256[:8] if hashed else 'wrong'}.quarantine"
+            os.replace(path, aside)
+            self.status.note(f"{item.target} has another content ({found}); moved to {os.path.basename(aside)}")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(records.record_path(path))
+        fsync_directory(self.plan.directory)
+        if wanted:
+            item.sha256 = wanted  # recorded at first use: the next copy has to be the same
         row.update(state="waiting", done=0, hashed=0, bytes=item.bytes)
         return False
+
+    def _segment(self, size: int) -> int:
+        return self.plan.segment_bytes or segment_size(size)
+
+    def _salvage(self, item: PlanFile, path: str, before: dict[str, Any], hashed: records.Hashed) -> bool:
+        """Make a damaged file of ours a partial one that keeps its good segments; never one that others share or map."""
+        status = os.stat(path)
+        engines = [name for engine in ds4_processes() for name in engine["weights"]]
+        shared = status.st_nlink != 1 or status.st_uid != os.geteuid()
+        mapped = any(os.path.exists(name) and os.path.samefile(name, path) for name in engines)
+        if shared or mapped or before["segment_bytes"] != self._segment(hashed.bytes) or item.bytes is None:
+            return False
+        pairs = enumerate(zip(records.segment_crcs(before), hashed.crcs))
+        good = [(number, one) for number, (one, other) in pairs if one == other]
+        part = self.plan.part(item)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part + ".journal")
+        os.replace(path, part)
+        kept = journal.Journal(
+            part + ".journal", journal.identity(before["sha256"], hashed.bytes, hashed.segment_bytes)
+        )
+        kept.append(good)
+        kept.close()
+        return True
 
     def _called(self, sha256: str) -> str:
         """What our manifests call a hash, for messages."""
         return f", which is {self.plan.known[sha256]}" if sha256 in self.plan.known else ""
-
-    def _set_aside(self, path: str, sha256: str) -> str:
-        aside = f"{path}.{sha256[:8] or 'wrong'}.quarantine"
-        os.replace(path, aside)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(records.record_path(path))
-        fsync_directory(self.plan.directory)
-        return aside
 
     def _entry(self, item: PlanFile) -> dict[str, Any]:
         return {"role": item.role, "generation": self.plan.generation, "repo": item.repo, "revision": item.revision}
@@ -299,14 +353,13 @@ class Fetch:
             if not wanted or assembled.sha256 == wanted:
                 if earlier:
                     self.status.note(
-                        f"{item.target}: the first download was damaged at {_differences(earlier[0], assembled, size)}"
+                        f"{item.target}: the first download was damaged at {_places(earlier[0], assembled, size)}"
                     )
                 trust = "manifest" if item.sha256 else "hub" if wanted else "first-use"
                 self._publish(item, part, assembled, source.name, trust)
                 return
-            self.status.note(
-                f"{item.target}: wrong hash {assembled.sha256}{self._called(assembled.sha256)}, wanted {wanted}; set aside"
-            )
+            called = self._called(assembled.sha256)
+            self.status.note(f"{item.target}: wrong hash {assembled.sha256}{called}, wanted {wanted}; set aside")
             earlier.append(assembled)
             self._quarantine(part)
             sources = sources[1:] + sources[:1]  # another source first, when there is one
@@ -317,7 +370,7 @@ class Fetch:
             + (
                 "both downloads are the same, so the source serves another content"
                 if same
-                else f"the downloads differ at {_differences(earlier[0], earlier[1], size)}"
+                else f"the downloads differ at {_places(earlier[0], earlier[1], size)}"
             ),
             required=f"sha256 {wanted}",
             cure="another entry in weights_sources; or, when the manifest is wrong, ds4_weights_extra",
@@ -402,17 +455,23 @@ class Fetch:
         plan = self.plan
         return transfer.Network(
             proxy_url=plan.proxy_url,
-            proxy_credentials=secret(plan.proxy_credentials_file, PROXY_CREDENTIAL, "weights_proxy_credentials_file"),
+            proxy_credentials=self._secrets.proxy_credentials,
             no_proxy=plan.no_proxy,
             ca_file=plan.ca_file,
-            token=secret(plan.token_file, TOKEN_CREDENTIAL, "weights_token_file"),
+            token=self._secrets.token,
             allowed_hosts=tuple(plan.allowed_hosts),
             stall_seconds=plan.stall_seconds,
         )
 
     def _quarantine(self, part: str) -> None:
-        os.replace(part, part[: -len(".part")] + ".quarantine")
+        """Keep a wrong download for a look, as long as there is room for the next one beside it."""
+        aside = part[: -len(".part")] + ".quarantine"
+        os.replace(part, aside)
         os.unlink(part + ".journal")
+        place, size = os.statvfs(self.plan.directory), os.stat(aside).st_size
+        if place.f_bavail * place.f_frsize < size:
+            os.unlink(aside)
+            self.status.note("there is no room to keep the wrong download beside the next one; removed")
         fsync_directory(self.plan.directory)
 
     def _publish(self, item: PlanFile, part: str, assembled: Assembled, source: str, trust: str) -> None:
@@ -434,14 +493,8 @@ class Fetch:
         self.status.note(f"{item.target}: complete, sha256 {assembled.sha256}")
 
 
-def _differences(first: Assembled, second: Assembled, size: int) -> str:
-    """Byte ranges in which two downloads of the same file differ."""
-    step = first.segment_bytes
-    pairs = zip(first.crcs, second.crcs)
-    ranges = [
-        f"bytes {n * step}-{min((n + 1) * step, size) - 1}" for n, (one, other) in enumerate(pairs) if one != other
-    ]
-    return ", ".join(ranges[:8]) + (f" and {len(ranges) - 8} more" if len(ranges) > 8 else "") or "no place (same data)"
+def _places(first: Assembled, second: Assembled, size: int) -> str:
+    return records.differences(first.segment_bytes, size, first.crcs, second.crcs) or "no place"
 
 
 def secret(path: str, credential: str, variable: str) -> str:
@@ -479,7 +532,7 @@ def locked(directory: str) -> Iterator[bool]:
     """The writer's lock of a weights directory; gives False when somebody else holds it."""
     folder = os.path.join(directory, ".fetch")
     os.makedirs(folder, exist_ok=True)
-    handle = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(os.path.join(folder, "lock"), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -492,13 +545,13 @@ def locked(directory: str) -> Iterator[bool]:
         os.close(handle)
 
 
-def run(plan: Plan) -> int:
+def run(plan: Plan, secrets: Secrets) -> int:
     """Do what the plan says, or attach to the one who does. Returns the exit code."""
     with locked(plan.directory) as mine:
         if not mine:
             return attach(plan)
         status = Status(plan)
-        fetch = Fetch(plan, status)
+        fetch = Fetch(plan, status, secrets)
         try:
             fetch.run()
         except Ds4Error as error:
@@ -534,34 +587,37 @@ def attach(plan: Plan) -> int:
 
 
 def verify(plan: Plan, deep: bool) -> list[dict[str, Any]]:
-    """Judge every file of the plan. A deep look reads everything, names damaged places and renews good records."""
+    """Judge every file of the plan: ``[{role, file, problem, sha256}]``, an empty problem for a good one.
+
+    A deep look reads everything. It renews the record of a file that is good although its time or inode changed, and
+    notes damage in the record of one that is not, so that neither the engine nor the next run trusts it.
+    """
     results = []
     for item in plan.files:
         path = plan.path(item)
-        result: dict[str, Any] = {
-            "role": item.role,
-            "file": item.target,
-            "problem": records.quick_check(path, item.sha256),
-        }
-        if deep and os.path.isfile(path):
-            record = records.read(path)
-            hashed = records.hash_file(path, record["segment_bytes"] if record else segment_size(os.stat(path).st_size))
-            result["sha256"] = hashed.sha256
-            wanted = item.sha256 or (record["sha256"] if record else hashed.sha256)
-            if hashed.sha256 != wanted:
-                result["problem"] = f"{item.target} has the content sha256 {hashed.sha256}, wanted {wanted}"
-                if record:
-                    known = Assembled("", record["segment_bytes"], records.segment_crcs(record))
-                    result["problem"] += "; damaged: " + _differences(
-                        known, Assembled("", hashed.segment_bytes, hashed.crcs), hashed.bytes
-                    )
-            elif result["problem"]:
-                entry = {"role": item.role, "generation": plan.generation, "repo": item.repo, "revision": item.revision}
-                how, source = (record["how"], record["source"]) if record else ("found", path)
-                trust = "manifest" if item.sha256 else "first-use"
-                records.write(path, records.make(path, entry, hashed, how=how, source=source, trust=trust))
-                result["problem"] = records.quick_check(path, item.sha256)
+        problem, record = records.quick_check(path, item.sha256), records.read(path)
+        result: dict[str, Any] = {"role": item.role, "file": item.target, "problem": problem}
         results.append(result)
+        if not deep or not os.path.isfile(path):
+            continue
+        size = os.stat(path).st_size
+        hashed = records.hash_file(
+            path, record["segment_bytes"] if record else segment_size(size), drop_cache=plan.drop_cache
+        )
+        wanted = item.sha256 or (record["sha256"] if record else hashed.sha256)
+        result["sha256"] = hashed.sha256
+        if hashed.sha256 != wanted:
+            result["problem"] = f"{item.target} has the content sha256 {hashed.sha256}, wanted {wanted}"
+            if record and record["sha256"] == wanted:
+                places = records.differences(record["segment_bytes"], size, records.segment_crcs(record), hashed.crcs)
+                result["problem"] += f"; damaged at {places}"
+                records.write(path, {**record, "damaged": places or "an unknown place"})
+        elif problem:
+            entry = {"role": item.role, "generation": plan.generation, "repo": item.repo, "revision": item.revision}
+            how, source = (record["how"], record["source"]) if record else ("found", path)
+            trust = "manifest" if item.sha256 else record["trust"] if record else "first-use"
+            records.write(path, records.make(path, entry, hashed, how=how, source=source, trust=trust))
+            result["problem"] = records.quick_check(path, item.sha256)
     return results
 
 
@@ -599,6 +655,7 @@ def main(argv: list[str] | None = None) -> int:
             value = read_json(plan.status_file) or {}
             print(json.dumps(value, indent=2) if options.json else progress_line(value))
             return 0
+        secrets = Secrets.of(plan) if options.command == "run" else Secrets()  # while we may still read them
         become(plan.user)
         if options.command == "verify":
             results = verify(plan, options.deep)
@@ -611,7 +668,7 @@ def main(argv: list[str] | None = None) -> int:
                 if bad:
                     print("repair: sudo ds4-fetch run, or site.yml", file=sys.stderr)
             return EXIT_FINAL if bad else 0
-        code = run(plan)
+        code = run(plan, secrets)
         if options.json:
             print(json.dumps(read_json(plan.status_file), indent=2))
         return code

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
         door,
         errors,
         exchange,
+        exchange,
         fetch,
+        fetch_unit,
         fetch_unit,
         files,
         findings,
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
         systemd_text,
         toolkit,
         transfer,
+        wanted,
         wanted,
         weights,
     )

@@ -8,10 +8,11 @@ hashed; a file whose owner changed it, or that was restored from a backup, is ha
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .errors import Ds4Error
@@ -149,6 +150,22 @@ def read(path: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and record.get("schema") == SCHEMA else None
 
 
+def differences(step: int, size: int, first: Sequence[int], second: Sequence[int]) -> str:
+    """Byte ranges in which two readings of one file differ; empty when they do not.
+
+    Args:
+        step: bytes of a segment.
+        size: bytes of the file.
+        first, second: CRC-32 of every segment.
+    """
+    ranges = [
+        f"bytes {number * step}-{min((number + 1) * step, size) - 1}"
+        for number, (one, other) in enumerate(itertools.zip_longest(first, second))
+        if one != other
+    ]
+    return ", ".join(ranges[:8]) + (f" and {len(ranges) - 8} more places" if len(ranges) > 8 else "")
+
+
 def segment_crcs(record: dict[str, Any]) -> list[int]:
     """The CRC-32 of every segment, as recorded."""
     text = str(record.get("segment_crc32", ""))
@@ -172,6 +189,8 @@ def quick_check(path: str, sha256: str = "") -> str:
         return f"{name} has no record: it was never verified"
     if not os.path.isfile(path) or os.path.islink(path):
         return f"{name} is not a regular file"
+    if record.get("damaged"):
+        return f"{name} is damaged at {record['damaged']}"
     if sha256 and record["sha256"] != sha256:
         return f"{name} has the content sha256 {record['sha256']}, wanted {sha256}"
     found = {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
