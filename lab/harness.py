@@ -37,8 +37,9 @@ class Result:
 
     @property
     def hosts(self) -> set[str]:
-        """Hosts on which at least one task ran, or was tried in vain."""
-        return {name for kind in ("ok", "failures", "dark", "changed", "rescued") for name in self.stats.get(kind, {})}
+        """Hosts, the controller itself aside, on which at least one task ran or was tried in vain."""
+        found = {name for kind in ("ok", "failures", "dark", "changed", "rescued") for name in self.stats.get(kind, {})}
+        return found - {"localhost"}
 
     def results(self, host: str, kind: str = "") -> list[dict[str, Any]]:
         """Event data of the host's task results; ``kind`` is ok, failed, skipped or unreachable, empty for all."""

@@ -23,32 +23,8 @@ from . import desktop, system
 
 SUITE = "bookworm"
 MIRROR = os.environ.get("DS4_LAB_MIRROR", "http://deb.debian.org/debian")
-# What a stock DGX OS (Ubuntu 24.04 and NVIDIA's additions) brings that the product or its tests touch.
-PACKAGES = [
-    *("systemd", "systemd-sysv", "dbus", "libpam-systemd", "openssh-server", "sudo", "acl", "kmod", "procps", "less"),
-    *(
-        "python3",
-        "python3-apt",
-        "python3-requests",
-        "git",
-        "make",
-        "gcc",
-        "g++",
-        "libc6-dev",
-        "ca-certificates",
-        "curl",
-    ),
-    *(
-        "iproute2",
-        "iputils-ping",
-        "nftables",
-        "e2fsprogs",
-        "libcap2-bin",
-        "openssh-client",
-        "util-linux-extra",
-        "libpython3.11",
-    ),
-]
+# Debian packages of the hosts: what a stock DGX OS (Ubuntu 24.04 and NVIDIA's additions) has that the product or its tests touch.
+PACKAGES = system.read(os.path.join(os.path.dirname(os.path.abspath(__file__)), "packages.txt")).split()
 # Kept in the hosts as a local package source, since they have no Internet: a removed one can be installed again.
 SPARE_PACKAGES = ["acl", "curl", "git", "make", "nftables", "python3-requests"]
 SPARE_DIR = "/srv/lab-apt"

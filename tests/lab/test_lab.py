@@ -180,6 +180,18 @@ def test_packages_can_be_missing_and_installed_offline(sparks: Callable[..., lis
     assert spark.run(["make", "--version"]).rc == 0
 
 
+def test_needrestart_restarts_services_as_on_ubuntu(sparks: Callable[..., list[Host]]) -> None:
+    """The danger is real here, so that a test of the product's care for it means something."""
+    (spark,) = sparks(1, without=["acl"])
+    spark.run(
+        "cp /bin/sleep /usr/local/bin/old && systemd-run -q --unit=old --service-type=exec /usr/local/bin/old 600"
+    )
+    spark.run("rm /usr/local/bin/old && cp /bin/sleep /usr/local/bin/old")
+    before = spark.run("systemctl show old -p MainPID").out
+    spark.run("apt-get install -y -q acl", timeout=120)
+    assert spark.run("systemctl show old -p MainPID").out != before
+
+
 def test_bare_variants(sparks: Callable[..., list[Host]]) -> None:
     (spark,) = sparks(1, desktop=False, cuda=False, gpu={"state": "absent"}, memory={"base": 8 * GIB_KIB})
     assert not spark.exists("/usr/local/cuda")
