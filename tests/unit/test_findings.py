@@ -112,6 +112,7 @@ def gb10() -> Probes:
             "packages": ["git", "make"],
             "timeout_seconds": 20,
             "clock_skew_seconds": 3600,
+            "clock_drift_seconds": 60,
         },
     }
 
@@ -264,8 +265,21 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
         ["-2199.1 d against the controller", "1.0 h apart"],
     ),
     ("clock two hours ahead", [put("host.clock.epoch", 1790007200)], ["clock"], ["+2.0 h"]),
-    ("no NTP", [put("host.clock.ntp_synchronized", False)], ["clock_unsynchronized"], ["not synchronised"]),
-    ("NTP unknown", [put("host.clock.ntp_synchronized", None)], ["clock_unsynchronized"], ["timedatectl: unknown"]),
+    ("no NTP, and it does not matter yet", [put("host.clock.ntp_synchronized", False)], [], []),
+    ("NTP unknown, and it does not matter yet", [put("host.clock.ntp_synchronized", None)], [], []),
+    (
+        "no NTP, and it drifts",
+        [put("host.clock.ntp_synchronized", False), put("host.clock.epoch", 1789999880)],
+        ["clock_unsynchronized"],
+        ["-2.0 min against the controller"],
+    ),
+    (
+        "NTP unknown, and it drifts",
+        [put("host.clock.ntp_synchronized", None), put("host.clock.epoch", 1789999880)],
+        ["clock_unsynchronized"],
+        ["timedatectl set-ntp true"],
+    ),
+    ("a slow probe of a synchronised clock", [put("host.clock.epoch", 1789999880)], [], []),
     # names
     ("our unit", [put("host.units", [OUR_UNIT])], [], []),
     (

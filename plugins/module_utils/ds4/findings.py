@@ -284,10 +284,8 @@ class _Judge:
         skew = 0 if now is None else round(clock["epoch"] - now)
         if abs(skew) > limit:
             self.add("clock", found=clock["utc"], skew=_duration(skew), required=_duration(limit).lstrip("+"))
-        if clock["ntp_synchronized"] is not True:
-            self.add(
-                "clock_unsynchronized", found="unknown" if clock["ntp_synchronized"] is None else "not synchronised"
-            )
+        elif abs(skew) > int(self.policy["clock_drift_seconds"]) and clock["ntp_synchronized"] is not True:
+            self.add("clock_unsynchronized", found=f"{_duration(skew)} against the controller")
 
     # ----------------------------------------------------------------------------------------- GPU, toolkit
 
