@@ -82,24 +82,22 @@ class Hub(Control):
         root: folder with ``OWNER/NAME/REVISION/FILE`` (``lab.hub.weights.write`` makes one).
         address: where it listens, as clients write it.
         tls: serve HTTPS with an authority of its own.
+        cdn_address: where the CDN listens; by default another loopback address than 127.0.0.1, else ``address``.
         options: fields of ``lab.hub.server.Options`` from the start.
     """
 
     def __init__(
-        self, root: str | Path, address: str = "127.0.0.1", *, tls: bool = False, options: dict[str, Any] | None = None
+        self,
+        root: str | Path,
+        address: str = "127.0.0.1",
+        *,
+        tls: bool = False,
+        cdn_address: str = "",
+        options: dict[str, Any] | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ds4-lab-hub-")
-        argv = [
-            sys.executable,
-            "-m",
-            "lab.hub",
-            "serve",
-            "--root",
-            str(root),
-            "--address",
-            address,
-            "--until-stdin-ends",
-        ]
+        argv = [sys.executable, "-m", "lab.hub", "serve", "--root", str(root), "--until-stdin-ends"]
+        argv += ["--address", address, "--cdn-address", cdn_address]
         if tls:
             argv += ["--tls-directory", self._folder.name]
         self._process = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

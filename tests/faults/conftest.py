@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,29 @@ def running_hub(hub_root: Path) -> Iterator[Hub]:
 def running_tls_hub(hub_root: Path) -> Iterator[Hub]:
     with Hub(hub_root, tls=True, options=HUB_OPTIONS) as hub:
         yield hub
+
+
+@pytest.fixture
+def loop_disk() -> Iterator[Callable[[Path, int], Path]]:
+    """Mounts an ext4 file system of some MiB from an image file (made when it is absent); needs root."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a file system")
+    mounted: list[Path] = []
+
+    def make(image: Path, mib: int) -> Path:
+        if not image.exists():
+            with image.open("wb") as stream:
+                stream.truncate(mib * MIB)
+            subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", image], check=True, capture_output=True)
+        point = Path(f"{image}.mounted")
+        point.mkdir()
+        subprocess.run(["mount", "-o", "loop", image, point], check=True)
+        mounted.append(point)
+        return point
+
+    yield make
+    for point in reversed(mounted):
+        subprocess.run(["umount", "-l", point], check=True)
 
 
 @pytest.fixture
