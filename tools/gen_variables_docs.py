@@ -22,7 +22,7 @@ def text(value: Any) -> str:
 def literal(value: Any) -> str:
     """A default as an operator would write it, on one line."""
     dumped = yaml.safe_dump(value, default_flow_style=True, width=10_000).replace("\n...", "").strip().replace("|", "\\|")
-    return f"`{dumped}`" if len(dumped) <= 80 else f"see `defaults/main.yml` ({len(value)} entries)"
+    return f"`{dumped}`" if len(dumped) <= 80 else f"{len(value)} entries, see the file"
 
 
 def table(options: dict[str, Any], defaults: dict[str, Any]) -> list[str]:
@@ -44,9 +44,9 @@ def page() -> str:
         "Values that `group_vars/all/wiring.yml` connects (paths, one room's result for the next) show their role default.",
     ]
     pin = yaml.safe_load((ROOT / "group_vars/all/main.yml").read_text(encoding="utf-8"))
-    notes = pin["ds4_variables_notes"]
-    lines += ["", "## Everywhere", "", "| variable | meaning |", "| --- | --- |"]
-    lines += [f"| `{name}` | {text(meaning)} |" for name, meaning in notes.items()]
+    release = yaml.safe_load((ROOT / "group_vars/all/release.yml").read_text(encoding="utf-8"))
+    lines += ["", "## Everywhere", ""]
+    lines += table(pin["ds4_variables"], {**pin, **release})
     roles = [role for role in ORDER if (ROOT / "roles" / role).is_dir()]
     for role in roles:
         specs = yaml.safe_load((ROOT / "roles" / role / "meta/argument_specs.yml").read_text(encoding="utf-8"))["argument_specs"]

@@ -38,7 +38,7 @@ class ActionModule(ActionBase):
         variables = task_vars or {}
         findings = _controller_findings()
         if not findings:  # with an unsupported core the rest would only add noise
-            specs = _read_specs(Path(self._task.args["roles_path"]))
+            specs = {"ds4": dict(variables["ds4_variables"]), **_read_specs(Path(self._task.args["roles_path"]))}
             findings += self._unknown_names(specs, variables)
             findings += self._wrong_values(specs, variables)
             findings += [str(item) for item in self._task.args.get("findings") or []]
@@ -61,7 +61,7 @@ class ActionModule(ActionBase):
         known = {option for spec in specs.values() for option in spec} | {f"{role}_result" for role in specs}
         for path in Path(self._task.args["group_vars_path"]).glob("*.yml"):
             known |= set(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-        prefixes = re.compile(r"^(?:ds4|spark|" + "|".join(sorted(specs)) + r")_")
+        prefixes = re.compile(r"^(?:spark|" + "|".join(sorted(specs)) + r")_")
         findings = []
         for name in sorted(variables):
             if name in renamed:
