@@ -372,10 +372,12 @@ ds4_summary:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.ds4 import weights
+from ansible.module_utils.ds4 import exchange, weights
 from ansible.module_utils.ds4.errors import Ds4Error
+from ansible.module_utils.ds4.fetch_unit import Layout
 from ansible.module_utils.ds4.plan import load
 from ansible.module_utils.ds4.space import Need
+from ansible.module_utils.ds4.wanted import ROOM, Care, Wanted, build_plan
 
 MIB, GIB = 1024**2, 1024**3
 
@@ -453,18 +455,18 @@ PLAN_SETTINGS = (
 )  # fmt: skip
 
 
-def wanted_of(params: dict[str, Any]) -> weights.Wanted:
+def wanted_of(params: dict[str, Any]) -> Wanted:
     """What the parameters ask for.
 
     Raises:
         Ds4Error: it cannot be used.
     """
-    layout = weights.Layout(
+    layout = Layout(
         params["directory"], params["state_directory"], params["library_directory"], params["bin_directory"]
     )
     if params["state"] == "followed":
-        return weights.Wanted(load(layout.plan), layout)
-    plan = weights.build_plan(
+        return Wanted(load(layout.plan), layout)
+    plan = build_plan(
         generation=params["generation"],
         files=params["files"],
         sources=params["sources"],
@@ -477,7 +479,7 @@ def wanted_of(params: dict[str, Any]) -> weights.Wanted:
         margin_bytes=int(params["margin_gib"] * GIB),
         **{key: params[key] for key in PLAN_SETTINGS},
     )
-    return weights.Wanted(
+    return Wanted(
         plan,
         layout,
         guest=params["guest"],
@@ -486,7 +488,7 @@ def wanted_of(params: dict[str, Any]) -> weights.Wanted:
         mount_change_accepted=params["mount_change_accepted"],
         adopt_running=params["adopt_running"],
         adopt_move=params["adopt_move"],
-        care=weights.Care(
+        care=Care(
             policy=params["old_generation"],
             rollback_waived=params["rollback_waived"],
             paths=tuple(params["clean_paths"]),
@@ -509,11 +511,11 @@ def main() -> None:
                 wanted, params["python"], check=module.check_mode, wait_seconds=params["wait_seconds"]
             )
         elif params["state"] == "clean":
-            outcome = weights.clean(wanted, check=module.check_mode)
+            outcome = exchange.clean(wanted, check=module.check_mode)
         else:
             outcome = weights.follow(wanted, params["wait_seconds"])
     except Ds4Error as error:
-        summary = {"room": weights.ROOM, "state": "failed", "text": error.what}
+        summary = {"room": ROOM, "state": "failed", "text": error.what}
         module.fail_json(ds4_summary=summary, **error.result())
     module.exit_json(state=outcome.state, **outcome.result)
 
