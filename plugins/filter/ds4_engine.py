@@ -20,8 +20,9 @@ if os.path.join(PLUGINS, "module_utils") not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(os.path.join(PLUGINS, "module_utils"))
 
 from ansible.module_utils.ds4 import catalogue as codex  # noqa: E402
-from ansible.module_utils.ds4 import profiles  # noqa: E402
+from ansible.module_utils.ds4 import clients, profiles  # noqa: E402
 from ansible.module_utils.ds4 import settings as mechanism  # noqa: E402
+from ansible.module_utils.ds4.errors import Ds4Error  # noqa: E402
 
 
 @functools.lru_cache(maxsize=1)
@@ -65,6 +66,14 @@ def ds4_kv_findings(
     )
 
 
+def ds4_served(answer: Any) -> dict[str, Any]:
+    """Model, context, longest answer and Codex catalogue from the engine's /v1/models; see ds4.clients.served."""
+    try:
+        return dict(clients.served(mechanism.plain(answer)))
+    except Ds4Error as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
 class FilterModule:
     """Jinja filters."""
 
@@ -74,4 +83,5 @@ class FilterModule:
             "ds4_codex_catalogue": ds4_codex_catalogue,
             "ds4_profile_arithmetic": ds4_profile_arithmetic,
             "ds4_kv_findings": ds4_kv_findings,
+            "ds4_served": ds4_served,
         }

@@ -168,7 +168,7 @@ def test_the_folder_for_the_controller_needs_no_home(tmp_path: Path) -> None:
     }
     assert len(result["files"]) == 7
     configure(tmp_path / "spark1", None, layout="folder")
-    assert list((tmp_path / "spark1").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 # ------------------------------------------------------------------------------------------------ the wrapper

@@ -70,7 +70,8 @@ def test_values(role: Path) -> None:
         proper = isinstance(value, PYTHON[kind]) and not (kind in ("int", "float") and isinstance(value, bool))
         if not templated and not proper:
             wrong.append(f"{name}: {value!r} is no {kind}")
-        if "choices" in option and not templated and value not in option["choices"]:
+        items = value if kind == "list" else [value]
+        if "choices" in option and not templated and not set(items) <= set(option["choices"]):
             wrong.append(f"{name}: {value!r} is none of {option['choices']}")
     assert wrong == []
 

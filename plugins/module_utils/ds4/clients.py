@@ -415,8 +415,8 @@ def _merge_json(
     return text, kept
 
 
-def apply(root: str, changes: Sequence[Change], *, backup: bool = True, now: Optional[float] = None) -> list[str]:
-    """Write the changes; links are followed, so that a managed dotfile stays a link. Folders that become empty go.
+def apply(stays: str, changes: Sequence[Change], *, backup: bool = True, now: Optional[float] = None) -> list[str]:
+    """Write the changes; links are followed, so that a managed dotfile stays a link. Folders below ``stays`` that become empty go.
 
     Returns:
         Paths of backups, one for every changed file that a user wrote in.
@@ -431,7 +431,7 @@ def apply(root: str, changes: Sequence[Change], *, backup: bool = True, now: Opt
             backups.append(kept)
         if change.after is None:
             os.unlink(change.path)
-            _drop_empty(os.path.dirname(change.path), root)
+            _drop_empty(os.path.dirname(change.path), stays)
             continue
         os.makedirs(os.path.dirname(path), exist_ok=True)
         mode = (
@@ -443,8 +443,8 @@ def apply(root: str, changes: Sequence[Change], *, backup: bool = True, now: Opt
     return backups
 
 
-def _drop_empty(folder: str, root: str) -> None:
-    while folder != root and folder.startswith(root) and not os.listdir(folder):
+def _drop_empty(folder: str, stays: str) -> None:
+    while folder != stays and folder.startswith(stays + "/") and not os.listdir(folder):
         os.rmdir(folder)
         folder = os.path.dirname(folder)
 
@@ -470,7 +470,8 @@ def configure(
     root = os.path.abspath(os.path.expanduser(root))
     wanted = pieces(target, clients, places, default=default, served_catalogue=served_catalogue) if target else []
     changes, record = plan(root, wanted, provider, places)
-    backups = [] if check else apply(root, changes, backup=backup)
+    # The folder on the controller is ours and goes when it is empty; a home stays.
+    backups = [] if check else apply(os.path.dirname(root) if layout == "folder" else root, changes, backup=backup)
     files = sorted({*record["whole"], *record["toml"], *record["json"]})
     return {
         "changed": bool(changes),
