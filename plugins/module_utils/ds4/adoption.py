@@ -48,6 +48,14 @@ def account(user: str) -> Account:
     return Account(entry.pw_uid, entry.pw_gid, frozenset(more | {entry.pw_gid}))
 
 
+def future_account(user: str) -> Account:
+    """Like ``account``; a user that check mode only promises is one that owns nothing yet."""
+    try:
+        return account(user)
+    except Ds4Error:
+        return Account(-1, -1, frozenset())
+
+
 def readable(found: os.stat_result, who: Account) -> bool:
     """May this account read a file with this owner and mode? (Folders on the way do not matter to a hard link.)"""
     if who.uid in (0, found.st_uid):

@@ -144,7 +144,7 @@ def build_plan(
 
 def look(wanted: Wanted) -> Look:
     """Compare what is wanted with what is there; reads records, never a weights file."""
-    plan, who = wanted.plan, adoption.account(wanted.plan.user) if os.geteuid() == 0 else None
+    plan, who = wanted.plan, adoption.future_account(wanted.plan.user) if os.geteuid() == 0 else None
     found = Look({}, {}, {}, [], 0, [])
     to_fetch = 0
     for item in plan.files:
