@@ -335,16 +335,16 @@ class _Judge:
         if version_key(version) < version_key(minimum):
             fit = [c["nvcc"] for c in toolkit["candidates"] if version_key(c["version"]) >= version_key(minimum)]
             self.add("toolkit_old", found=found, required=minimum, hint=f" (there is {fit[0]})" if fit else "")
+        elif toolkit["missing"]:
+            missing = ", ".join(map(str, toolkit["missing"]))
+            wanted = ", ".join(as_names(self.policy["toolkit_files"]))
+            self.add("toolkit_incomplete", home=toolkit["home"], found=missing, required=wanted)
         supported = str(self.gpu["cuda_supported"])
         if self.gpu["diagnosis"] == "ok" and not supported:
             self.add("toolkit_newer", found=found, driver="unknown", hint="", unknown=True)
         elif supported and version_key(str(toolkit["release"])) > version_key(supported):
             hint = f" (there is {', '.join(others)})" if others else ""
             self.add("toolkit_newer", found=found, driver=supported, hint=hint)
-        if toolkit["missing"]:
-            missing = ", ".join(map(str, toolkit["missing"]))
-            wanted = ", ".join(as_names(self.policy["toolkit_files"]))
-            self.add("toolkit_incomplete", home=toolkit["home"], found=missing, required=wanted)
 
     # --------------------------------------------------------------------------------------- engines, memory
 
