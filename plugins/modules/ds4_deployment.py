@@ -211,6 +211,11 @@ running:
   returned: state active or rolled_back
   type: bool
   sample: false
+skipped_busy:
+  description: The host was left alone, since requests were in flight and O(busy=skip).
+  returned: when so
+  type: bool
+  sample: true
 history:
   description: Deployments proven on this host, newest first.
   returned: state query
@@ -373,7 +378,8 @@ def judged(
             text += f"; down {down:g} s"
         return {"changed": True, **answer, "ds4_summary": summary("changed", text, **numbers)}
     if record["outcome"] == "skipped":
-        return {"changed": False, **answer, "ds4_summary": summary("skipped", record["message"], **numbers)}
+        told_so = summary("skipped", record["message"], **numbers)
+        return {"changed": False, "skipped_busy": True, **answer, "ds4_summary": told_so}
     failure = record["failure"] or {}
     serving = record["serving"]
     now = (

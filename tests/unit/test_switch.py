@@ -332,6 +332,7 @@ def test_a_first_installation_needs_nothing_to_stop(layout: Layout) -> None:
     record = run(machine)
     assert record.data["outcome"] == "proven"
     assert "stop" not in machine.log
+    assert record.data["downtime_seconds"] is None, "nothing served, so nothing was down"
 
 
 @pytest.mark.parametrize("fault", ["dies", "never_ready", "wrong"])

@@ -186,6 +186,7 @@ def request(layout: Layout, to: str, options: Mapping[str, Any], reason: str, *,
         "finished_at": "",
         "boot_id": "",
         "stopped_at": None,
+        "served": False,
         "answered_at": None,
         "downtime_seconds": None,
         "returning": False,
@@ -495,7 +496,8 @@ class Switch:
     def _stop(self, target: Target) -> str:
         """End what serves: gracefully, bounded, and only it."""
         if self.record.data["stopped_at"] is None:
-            self.record.update(stopped_at=self.machine.now())
+            served = target.kind == "foreign" or self.machine.state().running
+            self.record.update(stopped_at=self.machine.now(), served=served)
         if target.kind == "foreign":
             return self.machine.end(target.process, self.limits["stop_seconds"])
         return self._stop_unit(target.deployment)
@@ -605,7 +607,7 @@ class Switch:
         """From the stop to the first good answer."""
         stopped = self.record.data["stopped_at"]
         answered = self.machine.now() - result.seconds + result.first_answer_seconds
-        down = None if stopped is None else round(answered - stopped, 1)
+        down = round(answered - stopped, 1) if stopped is not None and self.record.data["served"] else None
         self.record.update(answered_at=answered, downtime_seconds=down)
 
     def _prove(self, wanted: Mapping[str, Any]) -> str:

@@ -1,0 +1,85 @@
+"""Who is switched when: batches as Ansible forms them, a canary that is never empty, and when it ends early."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ds4.rollout import batch_numbers, halt, plan
+
+
+@pytest.mark.parametrize(
+    ("count", "batches", "numbers"),
+    [
+        (0, [1], []),
+        (1, [1, "25%", "100%"], [1]),
+        (4, [1, "25%", "100%"], [1, 2, 3, 3]),
+        (8, [1, "25%", "100%"], [1, 2, 2, 3, 3, 3, 3, 3]),
+        (3, [1], [1, 2, 3]),
+        (3, [2, "10%"], [1, 1, 2]),
+        (2, ["100%"], [1, 1]),
+        (2, [], [1, 1]),
+    ],
+)
+def test_batches(count: int, batches: list[Any], numbers: list[int]) -> None:
+    assert batch_numbers(count, batches) == numbers
+
+
+def host(*, needs: bool = True, drained: bool = False, ready: bool = True) -> dict[str, Any]:
+    staged = {"release": "v0.6.5", "needs_switch": needs, "reasons": ["it runs v0.6.4"]}
+    return {"staged": staged, "drained": drained, "ready": ready}
+
+
+def test_every_host_is_told_why_it_is_or_is_not_switched() -> None:
+    names = ["a", "b", "c", "d", "e", "f", "g"]
+    facts = {
+        "a": host(drained=True),
+        "b": host(needs=False),
+        "c": host(ready=False),
+        "d": {"staged": None},
+        "f": host(),
+        "g": host(),
+    }
+    made = plan(names, [name for name in names if name != "e"], facts, [1, "100%"])
+    assert made["switch"] == ["f", "g"], "the canary is the first host that is really switched"
+    assert {name: row["state"] for name, row in made["rows"].items()} == {
+        "a": "skipped",
+        "b": "ok",
+        "c": "failed",
+        "d": "skipped",
+        "e": "failed",
+        "f": "planned",
+        "g": "planned",
+    }
+    assert "batch 1 of 2, the canary" in made["rows"]["f"]["text"]
+    assert "batch 2 of 2: it runs v0.6.4" in made["rows"]["g"]["text"]
+    assert "absent" in made["rows"]["e"]["text"]
+    assert "2 of 7 host(s) to switch" in made["text"]
+
+
+def test_an_empty_rollout_is_said() -> None:
+    made = plan(["a"], ["a"], {"a": host(needs=False)}, [1])
+    assert made["switch"] == []
+    assert made["text"].startswith("Rollout: no host is to be switched\n  a: serves v0.6.5 already")
+
+
+def test_one_host_is_no_canary() -> None:
+    assert "canary" not in plan(["a"], ["a"], {"a": host()}, [1, "100%"])["text"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "outcomes", "says"),
+    [
+        (["a"], {}, ""),
+        (["b", "c"], {"a": "proven"}, ""),
+        (["b", "c"], {}, "a was lost in an earlier batch"),
+        (["d"], {"a": "proven", "c": "proven"}, "b was lost in an earlier batch"),
+        (["c"], {"a": "proven", "b": "skipped"}, ""),
+        (["b"], {"a": "skipped"}, "no canary was proven (a was left alone"),
+    ],
+)
+def test_a_batch_begins_only_after_proven_ones(batch: list[str], outcomes: dict[str, str], says: str) -> None:
+    reason = halt(["a", "b", "c", "d"], batch, outcomes)
+    assert says in reason
+    assert bool(reason) == bool(says)
