@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any, Callable
 
@@ -803,6 +804,20 @@ def test_allowed_findings_are_shown_again_and_stop_nothing() -> None:
     assert "overridden by host_verify_allow" in result["text"]
     assert "found: x86_64; required: aarch64" in result["text"]
     assert "OVERRIDDEN: architecture, port, compute_cap" in result["summary"]["text"]
+
+
+def test_a_real_h200_is_refused_and_accepted_with_the_override() -> None:
+    probes = gb10()
+    probes["gpu"] = json.loads((Path(__file__).parent / "fixtures/gpu/h200.json").read_text())
+    result = judge(probes)
+    assert [item["id"] for item in result["findings"]] == ["compute_cap"]
+    assert "9.0 (NVIDIA H200)" in result["text"]
+    assert result["ok_stage"] is False
+    put("policy.allow", ["compute_cap"])(probes)
+    assert judge(probes)["ok_switch"] is True
+    put("policy.allow", [])(probes)
+    put("policy.compute_cap", "9.0")(probes)
+    assert judge(probes)["ok_switch"] is True
 
 
 def test_twins_with_different_memory_are_both_right_and_the_third_is_told_its_gap() -> None:

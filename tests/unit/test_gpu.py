@@ -68,6 +68,17 @@ def test_gb10() -> None:
     }
 
 
+def test_recorded_on_a_real_driver() -> None:
+    """What an H200 with driver 580.159.04 said, and what the probe made of it there."""
+    smi = Smi(Ran(0, text("h200"), ""), version=Ran(0, text("version_h200"), ""), table=Ran(0, text("table_h200"), ""))
+    result = gpu.probe(runner=smi, kernel_module_path=str(FIXTURES / "kernel_module_h200.txt"))
+    recorded = json.loads((FIXTURES / "h200.json").read_text())
+    recorded.pop("toolkit")
+    assert result == recorded
+    assert (result["gpus"][0]["compute_cap"], result["cuda_supported"]) == ("9.0", "13.0")
+    assert gpu.parse_cuda_supported(text("table_h200")) == "13.0"
+
+
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
