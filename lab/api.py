@@ -69,21 +69,30 @@ class Host:
         """Pid of its init on this machine; None while it is down."""
         return hosts.leader(self.lab.name, self.name)
 
-    def wait_ready(self, *, timeout: float = BOOT_SECONDS, not_leader: int | None = None) -> None:
-        """Wait until systemd says that the boot is over (sshd runs then) and its network answers (``not_leader``: of a later boot than that)."""
+    def wait_ready(self, *, timeout: float = BOOT_SECONDS, not_leader: int | None = None, clean: bool = False) -> None:
+        """Wait until systemd says that the boot is over (sshd runs then) and its network answers.
 
-        def booted() -> bool:
+        Args:
+            timeout: seconds.
+            not_leader: of a later boot than that of this init.
+            clean: a failed unit is an error.
+        """
+
+        def booted() -> str:
             leader = self.leader
             if leader is None or leader == not_leader:
-                return False
+                return ""
             state = self.run(["systemctl", "is-system-running"], check=False).out.strip()
-            return state in ("running", "degraded") and self._reachable()
+            return state if state in ("running", "degraded") and self._reachable() else ""
 
         try:
-            system.wait(booted, f"{self.name} is ready", timeout=timeout)
+            state = system.wait(booted, f"{self.name} is ready", timeout=timeout)
         except LabError as error:
             console = system.read(os.path.join(self.directory, "console.log"))[-1500:]
             raise LabError(f"{error} Its console ends with:\n{console}") from error
+        if clean and state == "degraded":
+            failed = self.run("systemctl --failed --no-legend --plain; journalctl --no-pager -p warning -n 20").out
+            raise LabError(f"{self.name} booted with failed units:\n{failed}")
 
     def _reachable(self) -> bool:
         """Whether its network answers: by a refusal, which leaves no trace in its journal, or by sshd's greeting."""
@@ -455,7 +464,7 @@ class Lab:
                 hosts.start(self.name, host.name)
             services.start(self.name, self.directory, network.gateway(subnet))
             for host in self.hosts:
-                host.wait_ready()
+                host.wait_ready(clean=True)
             self._check_services()
         return self
 
@@ -484,6 +493,7 @@ class Lab:
             gateway = network.gateway(subnet)
             info = {"name": self.name, "subnet": subnet, "gateway": gateway}
             system.write(os.path.join(self.directory, "instance.json"), json.dumps(info, indent=1))
+            system.raise_limits()
         network.create_bridge(subnet)
         return subnet
 
@@ -556,8 +566,11 @@ class Lab:
         if info:
             network.delete_bridge(int(info["subnet"]))
         shutil.rmtree(self.directory, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            os.rmdir(system.STATE_DIR)
+        with system.lock("subnets"):
+            if not instances():
+                system.restore_limits()
+                with contextlib.suppress(OSError):
+                    os.rmdir(system.STATE_DIR)
         if os.path.isdir(self.directory):
             raise LabError(f"{self.directory} cannot be removed: something of it is still mounted or open.")
 

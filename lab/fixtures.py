@@ -71,7 +71,7 @@ def sparks(lab_session: Lab, request: pytest.FixtureRequest) -> Iterator[Callabl
                 host.reset(options=host_options, wait=False)
             host.used = True
         for host in wanted:
-            host.wait_ready()
+            host.wait_ready(clean=True)
         lab_session.write_inventory(wanted)
         given[:] = wanted
         return wanted

@@ -306,6 +306,8 @@ def _boot_script(instance: str, name: str, subnet: int, options: HostOptions) ->
         *(f"--directory={root}", f"--machine={machine_name(subnet, name)}", f"--hostname={name}"),
         f"--uuid={hashlib.sha256(f'{instance}/{name}'.encode()).hexdigest()[:32]}",
         *("--register=no", "--keep-unit", "--link-journal=no", "--resolv-conf=off", "--timezone=off"),
+        # Init may raise limits, as on a real host, and starts from the usual ones.
+        *("--capability=CAP_SYS_RESOURCE", "--rlimit=NOFILE=1024:524288"),
         *(f"--network-bridge={network.bridge_name(subnet)}", f"--bind-ro={path}/lab:/run/lab"),
     ]
     mounts = []

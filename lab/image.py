@@ -163,10 +163,14 @@ def _make_guest(source: str, path: str) -> None:
     ]:
         os.makedirs(wanted.format(target), exist_ok=True)
         os.symlink(f"{where}/{unit}", os.path.join(wanted.format(target), unit))
-    for unit in ("console-getty.service", "systemd-firstboot.service"):
+    for unit in (
+        "console-getty.service",
+        "systemd-firstboot.service",
+        *(f"systemd-ask-password-{to}.path" for to in ("console", "wall")),
+    ):
         os.symlink("/dev/null", os.path.join(path, "etc/systemd/system", unit))
     # The drop-in for all services gives each a mount namespace of its own; mounts made by these must be seen by all.
-    for unit in ("lab-mounts.service", "ssh.service", "user@.service"):
+    for unit in ("lab-mounts.service", "ssh.service", "user@.service", "user-runtime-dir@.service"):
         os.makedirs(os.path.join(path, "etc/systemd/system", f"{unit}.d"))
         os.symlink("/dev/null", os.path.join(path, "etc/systemd/system", f"{unit}.d", "10-lab.conf"))
     os.makedirs(os.path.join(path, "usr/local"), exist_ok=True)

@@ -146,6 +146,29 @@ def wait(condition: Callable[[], T], what: str, *, timeout: float, period: float
         time.sleep(period)
 
 
+# --- the one limit of the machine that several booted systems exceed
+
+INOTIFY_LIMIT = "/proc/sys/fs/inotify/max_user_instances"
+INOTIFY_WANTED = 1024  # a host takes up to ten, and the usual limit for all of root's processes is 128
+_INOTIFY_BEFORE = os.path.join(CACHE_DIR, "inotify-before")
+
+
+def raise_limits() -> None:
+    """Allow enough inotify instances while hosts run; the value found is kept for restore_limits()."""
+    found = int(read(INOTIFY_LIMIT))
+    if found < INOTIFY_WANTED:
+        write(_INOTIFY_BEFORE, f"{found}\n")
+        write(INOTIFY_LIMIT, f"{INOTIFY_WANTED}\n")
+
+
+def restore_limits() -> None:
+    """Put the limit back to what it was before the first instance; call it when the last one is gone."""
+    if os.path.exists(_INOTIFY_BEFORE):
+        if int(read(INOTIFY_LIMIT)) == INOTIFY_WANTED:
+            write(INOTIFY_LIMIT, read(_INOTIFY_BEFORE))
+        os.unlink(_INOTIFY_BEFORE)
+
+
 # --- control groups: everything of an instance lives under one, so that ending it can miss nothing
 
 
@@ -218,7 +241,7 @@ def spawn(
 
 def write(path: str, text: str, *, mode: int | None = None) -> None:
     """Write ``text`` to ``path`` in place, making its folder; ``mode`` is set when given."""
-    if not path.startswith("/sys/"):
+    if not path.startswith(("/sys/", "/proc/")):
         os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="utf-8") as handle:
         handle.write(text)

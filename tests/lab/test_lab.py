@@ -73,6 +73,11 @@ def test_two_hosts_boot_clean_and_are_reached_by_ssh(sparks: Callable[..., list[
         assert host.run("systemctl --failed --no-legend").out == ""
         assert host.run("hostname", user="spark").out.strip() == host.name
         assert host.run("sudo -n id -u", user="spark").out.strip() == "0"
+        assert (
+            host.run("systemd-run --user --wait --pipe --quiet head -n1 /proc/meminfo", user="spark").out.split()[1]
+            == "127535152"
+        )
+        assert host.run("systemctl is-system-running").out.strip() == "running", "a login left a failed unit"
         assert host.run(["ping", "-c1", "-W2", str(host.lab.info["gateway"])]).rc == 0
     assert first.read("/etc/machine-id") != second.read("/etc/machine-id")
     assert first.run("cat /proc/sys/kernel/random/boot_id").out != second.run("cat /proc/sys/kernel/random/boot_id").out

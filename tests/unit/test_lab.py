@@ -136,3 +136,19 @@ def test_help_needs_nothing() -> None:
     ran = subprocess.run(argv, cwd=system.REPOSITORY, text=True, capture_output=True, check=False)
     assert ran.returncode == 0
     assert "up" in ran.stdout
+
+
+def test_the_machines_limit_is_raised_and_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "limit"
+    monkeypatch.setattr(system, "INOTIFY_LIMIT", str(limit))
+    monkeypatch.setattr(system, "_INOTIFY_BEFORE", str(tmp_path / "before"))
+    limit.write_text("128\n")
+    for _ in range(2):
+        system.raise_limits()
+        assert int(limit.read_text()) == system.INOTIFY_WANTED
+    system.restore_limits()
+    assert limit.read_text() == "128\n"
+    limit.write_text("8192\n")
+    system.raise_limits()
+    system.restore_limits()
+    assert limit.read_text() == "8192\n"
