@@ -1,5 +1,5 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Filters over the hosts of a play: who is switched, in which batch, and when it ends early. Doors into ds4.rollout."""
+"""Filters over the hosts of a play: who is switched, in which batch, when it ends early, and what a host's status is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UTILS = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__)
 if _UTILS not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(_UTILS)
 
-from ansible.module_utils.ds4 import rollout  # noqa: E402
+from ansible.module_utils.ds4 import rollout, status  # noqa: E402
 
 
 def _true(value: Any) -> bool:
@@ -43,8 +43,13 @@ def ds4_rollout_halt(order: Sequence[str], batch: Sequence[str], hostvars: Mappi
     return str(rollout.halt([str(host) for host in order], [str(host) for host in batch], outcomes))
 
 
+def ds4_status(query: Mapping[str, Any], host: str, staged: Any, release: str, unknown: str = "") -> dict[str, Any]:
+    """Status of one host, see ds4.status.describe."""
+    return dict(status.describe(query, str(host), staged or None, str(release), str(unknown)))
+
+
 class FilterModule:
     """Jinja filters."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"ds4_rollout": ds4_rollout, "ds4_rollout_halt": ds4_rollout_halt}
+        return {"ds4_rollout": ds4_rollout, "ds4_rollout_halt": ds4_rollout_halt, "ds4_status": ds4_status}

@@ -202,6 +202,10 @@ deployment:
     current: 0a1b2c3d4e5f
     proven: [0a1b2c3d4e5f]
     drop_ins: []
+wanted:
+  description: Manifest of the staged deployment, see docs/schemas/deployment.schema.json.
+  returned: state staged
+  type: dict
 transaction:
   description: Record of the switch, see docs/schemas/transaction.schema.json.
   returned: when a switch was requested, followed or queried
@@ -221,6 +225,28 @@ history:
   returned: state query
   type: list
   elements: dict
+service:
+  description: What serves now, read from the process itself, and a few of its metrics.
+  returned: state query
+  type: dict
+  sample:
+    state: active
+    enabled: true
+    pid: 4711
+    deployment: 5f0c7ad1b2e3
+    version: v0.6.5
+    answers: true
+    metrics: {ds4_banks_total: 6, ds4_requests_inflight: 0}
+manifest:
+  description: Manifest of the deployment that serves, or of the one that is linked, see docs/schemas/deployment.schema.json.
+  returned: state query, when there is one
+  type: dict
+problems:
+  description: What is missing of that deployment on disk.
+  returned: state query, when there is one
+  type: list
+  elements: str
+  sample: []
 removed:
   description: Paths that were (in check mode, would be) removed.
   returned: state pruned
@@ -319,6 +345,7 @@ def staged(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
         "changed": bool(changed),
         "changes": changed,
         "deployment": told,
+        "wanted": result.manifest,
         "diff": diff if changed else [],
         "ds4_summary": summary(state, text),
     }
@@ -329,10 +356,14 @@ def switched(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
     if module.check_mode and params["state"] == "active" and layout.manifest(params["id"]) is None:
         text = f"would switch to deployment {params['id']}, once it is staged"
         return {"changed": True, "running": False, "ds4_summary": summary("planned", text)}
-    if params["state"] == "active":
-        manifest, reason = door.wanted_manifest(layout, params["id"]), "activate"
-    else:
+    followed = switch.find_record(layout, params["transaction"]) if params["transaction"] else None
+    if followed is not None and params["state"] == "rolled_back":
+        # Once it runs, the newest proven deployment that does not run is another one.
+        manifest, reason = door.wanted_manifest(layout, followed.data["to"]), "rollback"
+    elif params["state"] == "rolled_back":
         manifest, reason = door.rollback_target(layout, params["id"]), "rollback"
+    else:
+        manifest, reason = door.wanted_manifest(layout, params["id"]), "activate"
     if module.check_mode:
         told = door.describe(layout, manifest)
         text = f"would switch to {told['release']} ({told['id']})" if told["needs_switch"] else "serves already"
@@ -416,21 +447,22 @@ def pruned(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
 
 def queried(layout: Layout) -> dict[str, Any]:
     last = switch.last_record(layout)
-    state = Service(layout.unit).state()
-    running = store.running_deployment(state)
-    manifest = layout.manifest(running) or layout.manifest(layout.current_id())
+    now = door.serving(layout)
     result: dict[str, Any] = {
         "changed": False,
         "history": store.history(layout),
         "transaction": last.data if last else None,
-        "service": {"active": state.describe(), "enabled": state.enabled, "deployment": running},
+        "service": now,
     }
+    manifest = layout.manifest(now["deployment"]) or layout.manifest(layout.current_id())
     if manifest:
         result["deployment"] = door.describe(layout, manifest)
         result["manifest"] = manifest
         result["problems"] = store.problems(manifest)
     text = (
-        f"{manifest['release']} ({running})" if manifest and running else f"nothing of ours serves ({state.describe()})"
+        f"{now['version'] or manifest['release']} ({now['deployment']})"
+        if manifest and now["deployment"]
+        else now["state"]
     )
     result["ds4_summary"] = summary("ok", text)
     return result

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import deployment as store
-from . import foreign, switch, systemd_text
+from . import foreign, probe, switch, systemd_text
 from .command import run
 from .deployment import Layout, Wanted
 from .errors import Ds4Error
 from .files import MARKER_LINE, read_json, read_text, write_atomic, write_json
+from .process import Process
 from .service import Service
 
 UNITS = "/etc/systemd/system"
@@ -199,6 +200,44 @@ def activate(
     elif not record.closed:
         switch.start_runner()  # heals a runner that was ended; harmless while it runs
     return switch.wait(record, wait_seconds, seen).data
+
+
+_SHOWN_METRICS = (
+    "ds4_uptime_seconds",
+    "ds4_banks_total",
+    "ds4_banks_live",
+    "ds4_requests_inflight",
+    "ds4_queue_depth",
+    "ds4_spec_accept_ratio",
+    "ds4_decode_tok_s",
+)
+
+
+def serving(layout: Layout) -> dict[str, Any]:
+    """What serves now, asked from the process itself: no note is believed."""
+    state = Service(layout.unit).state()
+    process = Process(state.pid)
+    running = store.running_deployment(state)
+    manifest = layout.manifest(running)
+    found: dict[str, Any] = {
+        "state": state.describe(),
+        "enabled": state.enabled,
+        "pid": state.pid,
+        "deployment": running,
+        "version": "",
+        "answers": False,
+        "metrics": {},
+    }
+    if state.pid and process.user:
+        # The file that runs, even when another one took its name.
+        told = run([f"/proc/{state.pid}/exe", "--version"], timeout_seconds=20, user=process.user, cwd="/").out.split()
+        found["version"] = told[1] if len(told) > 1 else ""
+    if manifest:
+        where = manifest["service"]
+        found["answers"] = probe.is_ready(where["host"], where["port"])
+        seen = probe.metrics(where["host"], where["port"])
+        found["metrics"] = {name: seen[name] for name in _SHOWN_METRICS if name in seen}
+    return found
 
 
 def lost_settings(layout: Layout, manifest: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
