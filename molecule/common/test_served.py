@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, inventories  # type: ignore[import-not-found]  # molecule/conftest.py
 
-from lab import harness
+from lab import scenario
 from lab.api import Lab
 
 
@@ -90,9 +87,9 @@ def test_the_unit_passes_systemd(host: Any, expected: dict[str, Any]) -> None:
 
 def test_a_server_started_by_hand_refuses_and_weights_are_mapped_once(host: Any, expected: dict[str, Any]) -> None:
     with host.sudo():
-        server = host.check_output("readlink -f /proc/$(systemctl show ds4 -p MainPID --value)/cwd") and host.check_output(
-            "tr '\\0' '\\n' </proc/$(systemctl show ds4 -p MainPID --value)/cmdline | head -1"
-        )
+        server = host.check_output(
+            "readlink -f /proc/$(systemctl show ds4 -p MainPID --value)/cwd"
+        ) and host.check_output("tr '\\0' '\\n' </proc/$(systemctl show ds4 -p MainPID --value)/cmdline | head -1")
         base = f"{expected['weights_directory']}/{next(file['file'] for file in expected['files'] if file['role'] == 'base')}"
         ran = host.run(f"timeout 20 runuser -u {expected['user']} -- {server} -m {base} --port 18999")
         assert ran.rc == 2, ran.stdout + ran.stderr
@@ -113,21 +110,15 @@ def again(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     summary = tmp_path_factory.mktemp("again") / "summary.json"
     before = spark.run("systemctl show ds4 -p ExecMainStartTimestampMonotonic --value").out
     since = time.time()
-    text = playbook(lab, summary)
+    text = scenario.run(lab, "site.yml", summary=summary)
     return {
-        "stats": {name: entry["stats"] for name, entry in json.loads(summary.read_text(encoding="utf-8"))["hosts"].items()},
+        "stats": {
+            name: entry["stats"] for name, entry in json.loads(summary.read_text(encoding="utf-8"))["hosts"].items()
+        },
         "modules": spark.module_executions(since),
         "same_process": before == spark.run("systemctl show ds4 -p ExecMainStartTimestampMonotonic --value").out,
         "text": text,
     }
-
-
-def playbook(lab: Lab, summary: Path, *options: str) -> str:
-    environment = {**os.environ, **harness.environment(), "DS4_SUMMARY_FILE": str(summary)}
-    argv = ["ansible-playbook", *inventories(lab), "site.yml", *options]
-    ran = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout + ran.stderr
 
 
 def test_another_run_changes_and_restarts_nothing(again: dict[str, Any]) -> None:
@@ -140,7 +131,7 @@ def test_another_run_is_cheap(again: dict[str, Any]) -> None:
 
 
 def test_a_preview_of_another_run_predicts_no_change(lab: Lab, tmp_path: Path) -> None:
-    text = playbook(lab, tmp_path / "summary.json", "--check", "--diff")
+    text = scenario.run(lab, "site.yml", "--check", "--diff", summary=tmp_path / "summary.json")
     data = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert data["hosts"] and all(entry["stats"]["changed"] == 0 for entry in data["hosts"].values()), text
 
