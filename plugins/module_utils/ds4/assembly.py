@@ -93,8 +93,8 @@ class Valve:
         with self._changed:
             while self.paused_for and not stopped():
                 self._changed.wait(0.5)
-                self._check_deadline()
-            self._check_deadline()
+                self.check_deadline()
+            self.check_deadline()
             if not self._rate:
                 return
             now = time.monotonic()
@@ -103,7 +103,8 @@ class Valve:
         if pause > 0:
             time.sleep(pause)
 
-    def _check_deadline(self) -> None:
+    def check_deadline(self) -> None:
+        """Raises Ds4Error when the total time limit is over."""
         if self._deadline is not None and time.monotonic() > self._deadline:
             raise Ds4Error(
                 "The weights did not arrive within the time limit",
@@ -246,6 +247,7 @@ class Assembly:
             with self._changed:
                 while not self._stop and not digest:
                     self._changed.wait(1.0)
+                    self._valve.check_deadline()  # silent connections pass no valve
         finally:
             with self._changed:
                 self._stop = True

@@ -37,7 +37,9 @@ EXIT_AGAIN = 75
 TOKEN_CREDENTIAL = "hf_token"  # noqa: S105  (a name, not a secret)
 PROXY_CREDENTIAL = "proxy_credentials"
 TICK_SECONDS = 1.0
+STATUS_BYTES = 16384  # least size of the status file, see Status.write
 RATE_SECONDS = 5.0
+FLOOR_SLACK = 1.02  # memory must be so far above the floor before a guest goes on
 NOTES_KEPT = 40
 
 
@@ -101,8 +103,11 @@ class Status:
                 notes=list(self._notes),
             )
             text = json.dumps(self.value, sort_keys=True)
-            with contextlib.suppress(OSError):  # a full disk must not hide the reason why it is full
-                replace_text(self._path, text)
+            try:
+                replace_text(self._path, text.ljust(STATUS_BYTES))
+            except OSError:  # on a full disk the reason is told in the room that the last status holds
+                with contextlib.suppress(OSError), open(self._path, "r+", encoding="utf-8") as stream:
+                    stream.write(json.dumps({**self.value, "notes": []}, sort_keys=True).ljust(STATUS_BYTES))
 
 
 def replace_text(path: str, text: str) -> None:
@@ -166,7 +171,7 @@ class Fetch:
         if self.plan.deadline_seconds:
             left = self.plan.deadline_seconds - self.status.elapsed()
             self.valve.deadline(time.monotonic() + max(left, 0.0))
-        self._check_place()
+        self._mind_memory()
         watcher = threading.Thread(target=self._watch, daemon=True)
         watcher.start()
         try:
@@ -189,46 +194,26 @@ class Fetch:
         self.status.write(received)
 
     def _watch(self) -> None:
-        """Once a second: progress, and the guest's manners."""
-        floor = self.plan.memory_floor_kib
+        """Once a second: memory, and progress."""
         while not self._over.wait(TICK_SECONDS):
-            if floor:
-                available = read_meminfo()["MemAvailable"]
-                why = self.valve.paused_for
-                if available < floor and not why:
-                    self.valve.pause(
-                        f"MemAvailable {human_bytes(available * 1024)} is below the floor {human_bytes(floor * 1024)}"
-                    )
-                    self.status.note(f"pausing: {self.valve.paused_for}")
-                elif why and available >= floor * 1.02:
-                    self.valve.pause("")
-                    self.status.note("going on: there is memory again")
-                self.status.value.update(
-                    state="paused" if self.valve.paused_for else "running", detail=self.valve.paused_for
-                )
+            self._mind_memory()
             self.tell()
 
-    def _check_place(self) -> None:
-        directory = self.plan.directory
-        wanted = self.plan.mount
-        if wanted.get("path"):
-            found = mount_of(directory)
-            if found["path"] != wanted["path"] or (
-                wanted.get("uuid") and found["uuid"] and found["uuid"] != wanted["uuid"]
-            ):
-                raise Ds4Error(
-                    f"The disk that holds {directory} is not mounted",
-                    found=f"{directory} is on {found['path']} ({found['uuid'] or found['source']})",
-                    required=f"the file system mounted at {wanted['path']} ({wanted.get('uuid') or 'any'})",
-                    cure=f"mount {wanted['path']}; or accept the new place with weights_mount_change_accepted: true",
-                )
-        if not is_ours(directory):
-            raise Ds4Error(
-                f"{directory} does not bear our marker",
-                found="a directory of somebody else, or none",
-                required="a directory made by ds4-fleet",
-                cure="run site.yml, or choose another weights_directory",
+    def _mind_memory(self) -> None:
+        """The manners of a guest: wait while the host is short of memory."""
+        floor = self.plan.memory_floor_kib
+        if not floor:
+            return
+        available, why = read_meminfo()["MemAvailable"], self.valve.paused_for
+        if available < floor and not why:
+            self.valve.pause(
+                f"MemAvailable {human_bytes(available * 1024)} is below the floor {human_bytes(floor * 1024)}"
             )
+            self.status.note(f"pausing: {self.valve.paused_for}")
+        elif why and available >= floor * FLOOR_SLACK:
+            self.valve.pause("")
+            self.status.note("going on: there is memory again")
+        self.status.value.update(state="paused" if self.valve.paused_for else "running", detail=self.valve.paused_for)
 
     def _ensure(self, item: PlanFile) -> None:
         row = self.status.row(item)
@@ -545,44 +530,99 @@ def locked(directory: str) -> Iterator[bool]:
         os.close(handle)
 
 
-def run(plan: Plan, secrets: Secrets) -> int:
-    """Do what the plan says, or attach to the one who does. Returns the exit code."""
-    with locked(plan.directory) as mine:
-        if not mine:
-            return attach(plan)
-        status = Status(plan)
-        fetch = Fetch(plan, status, secrets)
-        try:
-            fetch.run()
-        except Ds4Error as error:
-            status.value.update(
-                state="failed",
-                detail=error.what,
-                error=error.result()["error"],
-                again=bool(error.evidence.get("again")),
+def check_place(plan: Plan) -> None:
+    """Stop when the disk of the weights is not there, before anything is written under its mount point.
+
+    Raises:
+        Ds4Error: what is there instead.
+    """
+    directory = plan.directory
+    wanted = plan.mount
+    if wanted.get("path"):
+        found = mount_of(directory)
+        if found["path"] != wanted["path"] or (
+            wanted.get("uuid") and found["uuid"] and found["uuid"] != wanted["uuid"]
+        ):
+            raise Ds4Error(
+                f"The disk that holds {directory} is not mounted",
+                found=f"{directory} is on {found['path']} ({found['uuid'] or found['source']})",
+                required=f"the file system mounted at {wanted['path']} ({wanted.get('uuid') or 'any'})",
+                cure=f"mount {wanted['path']}; or accept the new place with weights_mount_change_accepted: true",
             )
-            fetch.tell()
-            print(f"ds4-fetch: {error}", file=sys.stderr)
-            return EXIT_AGAIN if error.evidence.get("again") else EXIT_FINAL
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(plan.unfinished)
-        return 0
+    if not is_ours(directory):
+        raise Ds4Error(
+            f"{directory} does not bear our marker",
+            found="a directory of somebody else, or none",
+            required="a directory made by ds4-fleet",
+            cure="run site.yml, or choose another weights_directory",
+        )
 
 
-def attach(plan: Plan) -> int:
-    """Follow the fetch that somebody else runs, until it ends."""
+def run(plan: Plan, secrets: Secrets | Ds4Error) -> int:
+    """Do what the plan says, or follow the one who does; take over when that one dies. Returns the exit code.
+
+    Args:
+        secrets: or why they could not be read, to be told where everything else is told.
+    """
+    check_place(plan)
+    while True:
+        with locked(plan.directory) as mine:
+            if mine:
+                return _work(plan, secrets)
+        code = _follow(plan)
+        if code is not None:
+            return code
+        print("ds4-fetch: it died; taking over", file=sys.stderr)
+
+
+def _work(plan: Plan, secrets: Secrets | Ds4Error) -> int:
+    status = Status(plan)
+    fetch = Fetch(plan, status, secrets if isinstance(secrets, Secrets) else Secrets())
+    try:
+        if isinstance(secrets, Ds4Error):
+            raise secrets
+        fetch.run()
+    except (Ds4Error, OSError) as raised:
+        error = raised if isinstance(raised, Ds4Error) else _trouble(plan, raised)
+        again = bool(error.evidence.get("again"))
+        status.value.update(state="failed", detail=error.what, error=error.result()["error"], again=again)
+        fetch.tell()
+        print(f"ds4-fetch: {error}", file=sys.stderr)
+        return EXIT_AGAIN if again else EXIT_FINAL
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(plan.unfinished)
+    return 0
+
+
+def _trouble(plan: Plan, error: OSError) -> Ds4Error:
+    return Ds4Error(
+        f"{plan.directory} cannot be used",
+        found=f"{error.strerror}" + (f": {error.filename}" if error.filename else ""),
+        required=f"a directory that {plan.user} can write to, with room",
+        cure="see `df` and `dmesg`; then run again (what is there is kept)",
+    )
+
+
+def _follow(plan: Plan) -> int | None:
+    """Follow the fetch that somebody else runs. Returns how it ended, or None when it died."""
     print("ds4-fetch: another one is at work on this directory; following it", file=sys.stderr)
     last = ""
     while True:
-        with locked(plan.directory) as free:
-            over = free
-        value = read_json(plan.status_file) or {}
+        with locked(plan.directory) as over:
+            value = read_json(plan.status_file) or {}
         text = progress_line(value)
-        if text != last:
+        if text != last and value.get("state") != "failed":
             print(text, file=sys.stderr, flush=True)
-            last = text
+        last = text
+        if over and value.get("state") == "done":
+            return 0
+        if over and value.get("state") == "failed":
+            error = value["error"]
+            known = {key: error[key] for key in ("found", "required", "cure")}
+            print(f"ds4-fetch: {Ds4Error(error['what'], **known)}", file=sys.stderr)
+            return EXIT_AGAIN if value.get("again") else EXIT_FINAL
         if over:
-            return 0 if value.get("state") == "done" else EXIT_AGAIN if value.get("again") else EXIT_FINAL
+            return None
         time.sleep(TICK_SECONDS)
 
 
@@ -655,7 +695,12 @@ def main(argv: list[str] | None = None) -> int:
             value = read_json(plan.status_file) or {}
             print(json.dumps(value, indent=2) if options.json else progress_line(value))
             return 0
-        secrets = Secrets.of(plan) if options.command == "run" else Secrets()  # while we may still read them
+        secrets: Secrets | Ds4Error = Secrets()
+        if options.command == "run":
+            try:
+                secrets = Secrets.of(plan)  # while we may still read them
+            except Ds4Error as problem:
+                secrets = problem
         become(plan.user)
         if options.command == "verify":
             results = verify(plan, options.deep)
@@ -672,7 +717,8 @@ def main(argv: list[str] | None = None) -> int:
         if options.json:
             print(json.dumps(read_json(plan.status_file), indent=2))
         return code
-    except Ds4Error as error:
+    except (Ds4Error, OSError) as raised:
+        error = raised if isinstance(raised, Ds4Error) else _trouble(plan, raised)
         if options.json:
             print(json.dumps(error.result(), indent=2))
         else:

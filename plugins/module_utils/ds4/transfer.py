@@ -160,6 +160,7 @@ class Connections:
         self._context = context
         self._idle: dict[Origin, http.client.HTTPConnection] = {}
         self._active: http.client.HTTPConnection | None = None
+        self._aborted = False
 
     def get(self, url: str, headers: Mapping[str, str]) -> Answer:
         """Send one GET.
@@ -180,6 +181,8 @@ class Connections:
                 kept = connection is not None
                 connection = self._active = connection or self._connect(origin)
                 try:
+                    if self._aborted:  # it may have been said while we connected or waited for another worker
+                        raise TransferError("stopped")
                     connection.request("GET", target, headers=sent)
                     return Answer(self, origin, connection, connection.getresponse())
                 except (http.client.RemoteDisconnected, ConnectionError):
@@ -207,7 +210,8 @@ class Connections:
         self._idle[origin] = connection
 
     def abort(self) -> None:
-        """Wake a worker that waits for bytes; its read fails at once."""
+        """End the work of a worker: the read it waits for fails at once, and so does everything it begins later."""
+        self._aborted = True
         connection = self._active
         sock = connection.sock if connection else None
         if sock is not None:
