@@ -306,8 +306,8 @@ class Host:
         """Set the memory's scene in kB: keys of memory.DEFAULTS over its options, and ``fields``. Takes effect in 0.2 s."""
         path = os.path.join(self.directory, "lab")
         hosts.write_memory(os.path.join(path, "memory.json"), {**self.options.memory, **settings})
-        leader = self.leader
-        memory.update(path, f"/proc/{leader}/root" if leader else None)
+        with contextlib.suppress(OSError), contextlib.closing(memory.Tenants(f"/proc/{self.leader}/root")) as tenants:
+            memory.update(path, tenants.held())
 
     def meminfo(self) -> dict[str, int]:
         """What /proc/meminfo says in the host (kB)."""

@@ -196,7 +196,7 @@ def seed(instance: str, name: str, public_key: str) -> None:
         os.makedirs(leftover)
     write_gpu(os.path.join(path, "lab", "gpu.json"), options.gpu)
     write_memory(os.path.join(path, "lab", "memory.json"), options.memory)
-    memory.update(os.path.join(path, "lab"), None)
+    memory.update(os.path.join(path, "lab"), {})
 
     def put(file: str, text: str, mode: int = 0o644) -> None:
         system.write(os.path.join(upper, file), text, mode=mode)

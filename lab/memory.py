@@ -1,9 +1,9 @@
 """The unified memory of a GB10, simulated: one process per instance keeps every host's /proc/meminfo true to its tenants.
 
-A tenant is a file ``/run/lab-tenants/<name>`` in the host holding ``KIB``, ``KIB PID`` or ``KIB until=UNIX_TIME``: that much
-memory is in use while the file exists and, when a pid is given, while that process lives (a killed process gives its memory
-back, as a real one does; a file without a pid is memory that stays lost), or until that time (memory that lingers). The available
-memory is ``total - base - sum of tenants``.
+A tenant is a file ``/run/lab-tenants/<name>`` in the host holding ``KIB [PID] [until=UNIX_TIME]``: that much memory
+is in use while the file exists, while that process lives (a killed process gives its memory back, as a real one does) and
+until that time (memory that lingers); a file with neither is memory that stays lost. The available memory is
+``total - base - sum of tenants``. A change shows within half a second.
 
 ``memory.json`` beside the generated ``meminfo`` sets the scene (all kB, all optional):
 ``total`` [127535152], ``base`` [4194304], ``cached`` [8388608], ``swap_total`` [16777212], ``swap_used`` [0],
@@ -32,7 +32,7 @@ DEFAULTS: dict[str, int] = {
 }
 TENANTS = "run/lab-tenants"
 ENGINES = re.compile(r"(?:held-)?\d+")  # the stand-in engine names its tenants by pid
-PERIOD_SECONDS = 0.1
+PERIOD_SECONDS = 0.2
 
 
 def render(settings: Mapping[str, int], used: int, fields: Mapping[str, int] | None = None, driver: int = 0) -> str:
@@ -76,45 +76,74 @@ def render(settings: Mapping[str, int], used: int, fields: Mapping[str, int] | N
     return "\n".join([*lines, f"{'Hugepagesize:':<16}{2048:>12} kB"]) + "\n"
 
 
-def tenants(guest_root: str) -> dict[str, int]:
-    """Memory (kB) of every live tenant of the host whose root directory is ``guest_root``."""
-    found: dict[str, int] = {}
-    directory = os.path.join(guest_root, TENANTS)
-    try:
-        names = os.listdir(directory)
-    except OSError:
+class Tenants:
+    """The live tenants of the host whose root directory is ``guest_root``; asking again is cheap.
+
+    Raises:
+        OSError: when made or asked while the host is down or not that far in its boot.
+    """
+
+    def __init__(self, guest_root: str) -> None:
+        self._known: dict[str, tuple[tuple[int, int, int], int, list[str]]] = {}
+        self._directory = os.open(os.path.join(guest_root, TENANTS), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._proc = os.open(os.path.join(guest_root, "proc"), os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            os.close(self._directory)
+            raise
+
+    def close(self) -> None:
+        """Let go of the host."""
+        os.close(self._directory)
+        os.close(self._proc)
+
+    def held(self) -> dict[str, int]:
+        """Memory (kB) that each live tenant holds."""
+        # Init itself: its absence means that the host is gone, not that it is idle.
+        os.stat("1", dir_fd=self._proc)
+        found: dict[str, int] = {}
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError, ValueError):
+                    kib, limits = self._content(entry)
+                    if all(self._holds(limit) for limit in limits):
+                        found[entry.name] = kib
         return found
-    for name in names:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            words = system.read(os.path.join(directory, name)).split()
-            if len(words) == 1 or _holds(guest_root, words[1]):
-                found[name] = int(words[0])
-    return found
+
+    def _content(self, entry: os.DirEntry[str]) -> tuple[int, list[str]]:
+        status = entry.stat()
+        stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+        known = self._known.get(entry.name)
+        if known is None or known[0] != stamp:
+            words = _read(entry.name, self._directory).split() or ["no number"]
+            known = self._known[entry.name] = (stamp, int(words[0]), words[1:])
+        return known[1], known[2]
+
+    def _holds(self, limit: str) -> bool:
+        if limit.startswith("until="):
+            return time.time() < float(limit.removeprefix("until="))
+        try:
+            status = _read(f"{int(limit)}/stat", self._proc)
+        except OSError:
+            return False
+        return status.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
-def _holds(guest_root: str, word: str) -> bool:
-    if word.startswith("until="):
-        return time.time() < float(word.removeprefix("until="))
-    return _alive(guest_root, int(word))
-
-
-def _alive(guest_root: str, pid: int) -> bool:
+def _read(path: str, directory: int) -> str:
+    descriptor = os.open(path, os.O_RDONLY, dir_fd=directory)
     try:
-        status = system.read(os.path.join(guest_root, "proc", str(pid), "stat"))
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] not in ("Z", "X")
+        return os.read(descriptor, 4096).decode(errors="replace")
+    finally:
+        os.close(descriptor)
 
 
-def update(directory: str, guest_root: str | None) -> None:
-    """Write ``directory``/meminfo for the host running at ``guest_root`` (None: it is down), if it differs."""
-    settings: dict[str, int] = dict(DEFAULTS)
+def update(directory: str, held: Mapping[str, int]) -> None:
+    """Write ``directory``/meminfo for a host whose tenants hold ``held``, if it differs."""
     given: dict[str, object] = {}
     with contextlib.suppress(OSError, ValueError):
         given = json.loads(system.read(os.path.join(directory, "memory.json")))
-    settings.update({key: value for key, value in given.items() if isinstance(value, int)})
+    settings = {**DEFAULTS, **{key: value for key, value in given.items() if isinstance(value, int)}}
     fields = given.get("fields")
-    held = tenants(guest_root) if guest_root else {}
     driver = sum(kib for name, kib in held.items() if ENGINES.fullmatch(name))
     text = render(settings, settings["base"] + sum(held.values()), fields if isinstance(fields, dict) else None, driver)
     path = os.path.join(directory, "meminfo")
@@ -138,11 +167,20 @@ def main(instance: str) -> int:
     """Look after all hosts of the instance until killed."""
     from . import hosts
 
+    watched: dict[str, Tenants] = {}
     while True:
         for directory in hosts.directories(instance):
-            leader = hosts.leader(instance, os.path.basename(directory))
+            held: dict[str, int] = {}
+            try:
+                if directory not in watched:
+                    leader = hosts.leader(instance, os.path.basename(directory))
+                    watched[directory] = Tenants(f"/proc/{leader}/root")
+                held = watched[directory].held()
+            except OSError:
+                if directory in watched:
+                    watched.pop(directory).close()
             with contextlib.suppress(OSError):
-                update(os.path.join(directory, "lab"), f"/proc/{leader}/root" if leader else None)
+                update(os.path.join(directory, "lab"), held)
         time.sleep(PERIOD_SECONDS)
 
 

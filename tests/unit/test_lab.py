@@ -50,15 +50,26 @@ def test_tenants_live_as_long_as_their_process_or_their_time(tmp_path: Path) -> 
     }
     for name, text in {**contents, "half-written": "", "nonsense": "x y"}.items():
         (folder / name).write_text(text)
-    assert memory.tenants(str(tmp_path)) == {"lost": 1, "alive": 2, "later": 32}
-    assert memory.tenants(str(tmp_path / "nowhere")) == {}
+    (tmp_path / "proc" / "1").mkdir()
+    tenants = memory.Tenants(str(tmp_path))
+    for _ in range(2):
+        assert tenants.held() == {"lost": 1, "alive": 2, "later": 32}
+    (folder / "lost").write_text("100")
+    (tmp_path / "proc" / "7" / "stat").write_text("7 (a) b) Z 1")
+    assert tenants.held() == {"lost": 100, "later": 32}
+    (tmp_path / "proc" / "1").rmdir()
+    with pytest.raises(FileNotFoundError):
+        tenants.held()
+    tenants.close()
+    with pytest.raises(FileNotFoundError):
+        memory.Tenants(str(tmp_path / "nowhere"))
 
 
 def test_meminfo_is_replaced_in_place(tmp_path: Path) -> None:
-    memory.update(str(tmp_path), None)
+    memory.update(str(tmp_path), {})
     inode = (tmp_path / "meminfo").stat().st_ino
     (tmp_path / "memory.json").write_text(json.dumps({"base": 1, "fields": {"Dirty": 5}}))
-    memory.update(str(tmp_path), None)
+    memory.update(str(tmp_path), {})
     assert (tmp_path / "meminfo").stat().st_ino == inode
     values = parsed((tmp_path / "meminfo").read_text())
     assert (values["MemAvailable"], values["Dirty"]) == (memory.DEFAULTS["total"] - 1, 5)
