@@ -712,15 +712,21 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
         "GPU probe failed",
         [put("gpu", {"msg": "Traceback"})],
         ["probe"],
-        ["The gpu probe", "Traceback", "ansible HOST -m spark_gpu_info"],
+        ["could not be looked at (gpu)", "Traceback", "ansible HOST -m spark_gpu_info"],
     ),
     (
         "memory probe failed",
         [put("memory", {"msg": "no MemAvailable"})],
         ["probe"],
-        ["The memory probe", "no MemAvailable"],
+        ["could not be looked at (memory)", "no MemAvailable"],
     ),
     ("no sudo", [put("host", {"msg": "Missing sudo password"})], ["probe"], ["--ask-become-pass"]),
+    (
+        "no sudo at all",
+        [put(probe, {"msg": "Missing sudo password"}) for probe in ("gpu", "memory", "host")],
+        ["probe"],
+        ["could not be looked at (gpu, memory, host)", "--ask-become-pass"],
+    ),
     ("misspelt override", [put("policy.allow", ["dsk"])], ["allow"], ["found:    dsk", "architecture, clock"]),
 ]
 
@@ -785,7 +791,7 @@ def test_ten_problems_at_once_are_one_message() -> None:
     assert [item["id"] for item in result["findings"]] == expected.split()
     text = result["text"]
     assert text.startswith("spark1: 9 problems; nothing was touched.")
-    assert "spark1: 2 problems that will stop the switch" in text
+    assert "spark1: 2 problems that would stop the switch" in text
     assert text.count("cure:") == 11
     assert result["summary"]["text"].startswith("9 problems: root, systemd,")
     assert result["text_switch"].count("cure:") == 11

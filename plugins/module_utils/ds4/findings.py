@@ -203,8 +203,9 @@ class _Judge:
 
     def judge(self, now: float | None, drift: Sequence[str]) -> None:
         self._allow()
-        gpu, memory = self._answered("gpu", "diagnosis"), self._answered("memory", "mem_available_kib")
-        if self._answered("host", "architecture"):
+        gpu, memory, host = (key in result for key, result in self._probes())
+        self._unanswered()
+        if host:
             self._system()
             self._names()
             self._disks()
@@ -219,16 +220,22 @@ class _Judge:
         if drift:
             self.add("drift", found=_listed(drift))
 
-    def _answered(self, probe: str, key: str) -> bool:
-        result: Row = getattr(self, probe)
-        if key in result:
-            return True
-        said = str(result.get("msg") or result.get("module_stderr") or "no result").strip()
-        cure = f"run `ansible HOST -m spark_{probe}_info --become -vvv` from the repository"
-        if "password" in said.lower() or "sudo" in said.lower():
-            cure = "give the sudo password with `--ask-become-pass`, or let the user run sudo without one"
-        self.add("probe", probe=probe, found=said[:400], cure=cure)
-        return False
+    def _probes(self) -> tuple[tuple[str, Row], ...]:
+        """A key that every sound result has, and the result."""
+        return (("diagnosis", self.gpu), ("mem_available_kib", self.memory), ("architecture", self.host))
+
+    def _unanswered(self) -> None:
+        """One finding for each reason why probes failed: a missing password stops all of them."""
+        silent: dict[str, list[str]] = {}
+        for name, (key, result) in zip(("gpu", "memory", "host"), self._probes()):
+            if key not in result:
+                said = str(result.get("msg") or result.get("module_stderr") or "no result").strip()
+                silent.setdefault(said[:400], []).append(name)
+        for said, names in silent.items():
+            cure = f"run `ansible HOST -m spark_{names[0]}_info --become -vvv` from the repository"
+            if "password" in said.lower() or "sudo" in said.lower():
+                cure = "give the sudo password with `--ask-become-pass`, or let the user run sudo without one"
+            self.add("probe", probe=", ".join(names), found=said, cure=cure)
 
     def _allow(self) -> None:
         known = sorted({str(entry["allow"]) for entry in self.catalogue.values() if entry["allow"]})
@@ -589,7 +596,8 @@ def judge_host(
     if stage:
         parts.append(render(name, stage, heading=f"{_count(len(stage), 'problem')}; nothing was touched."))
     if switch:
-        heading = f"{_count(len(switch), 'problem')} that will stop the switch; building and fetching can go on."
+        more = "would stop the switch." if stage else "will stop the switch; building and fetching can go on."
+        heading = f"{_count(len(switch), 'problem')} that {more}"
         parts.append(render(name, switch, heading=heading))
     if allowed:
         lines = [f"  - {item['what']} (found: {item['found']}; required: {item['required']})" for item in allowed]
