@@ -502,22 +502,29 @@ class Switch:
             return self.machine.end(target.process, self.limits["stop_seconds"])
         return self._stop_unit(target.deployment)
 
-    def _stop_unit(self, deployment: str, *, cut: bool | None = None) -> str:
+    def _stop_unit(self, deployment: str, *, failed: bool = False) -> str:
+        """Stop the unit and wait until its process is gone.
+
+        Args:
+            deployment: what runs there, to look after its conversations.
+            failed: a release that failed is killed at once: what it would write on the way out is not to be trusted.
+        """
         state = self.machine.state()
         if state.pid == 0 and state.dead and state.active != "activating":
             return "was not running"
         ticks = self.machine.started_ticks(state.pid) if state.pid else 0
         manifest = self.layout.manifest(deployment)
         kept_before = kv_files(manifest)
-        busy = self._requests()
+        busy = 0 if failed else self._requests()
         begun = self.machine.monotonic()
-        if cut is None:
-            cut = self.record.data["options"].get("busy") == "cut"
-        if cut:
+        killed = failed
+        if failed:
+            self.machine.service.kill()
+        elif self.record.data["options"].get("busy") == "cut":
             self.machine.service.stop_later()
-            self._wait_gone(state.pid, ticks, self.limits["cut_seconds"])
-            if self.machine.alive(state.pid, ticks):
+            if not self._wait_gone(state.pid, ticks, self.limits["cut_seconds"]):
                 self.machine.service.kill()
+                killed = True
         self.machine.service.stop(self.limits["stop_seconds"] + 60)
         gone = self._wait_gone(state.pid, ticks, 30)
         took = self.machine.monotonic() - begun
@@ -528,10 +535,12 @@ class Switch:
                 required="its end, before another engine may load",
                 cure="reboot the host; it then starts the last proven deployment",
             )
-        killed = self.machine.state().result == "timeout" or cut
+        if failed:
+            return f"killed after {took:.1f} s"
+        killed = killed or self.machine.state().result == "timeout"
         written = {name for name, stamp in kv_files(manifest).items() if kept_before.get(name) != stamp}
         return (
-            f"{'ended' if not killed else 'had to be killed'} after {took:.1f} s with {busy} request(s) running; "
+            f"{'had to be killed' if killed else 'ended'} after {took:.1f} s with {busy} request(s) running; "
             f"{len(written)} conversation file(s) were written"
         )
 
@@ -629,7 +638,7 @@ class Switch:
         if failure.get("found"):
             told += f" ({failure['found']})"
         try:
-            self._step("stop again", lambda: self._stop_unit(data["to"], cut=True))
+            self._step("stop again", lambda: self._stop_unit(data["to"], failed=True))
             target = self._target()
             if target.kind == "none":
                 self.machine.service.disable()
