@@ -424,8 +424,8 @@ class Assembly:
                         self._drop(segment)
             elif stop:
                 return
-            if not stop:
-                time.sleep(COMMIT_SECONDS)
+            with self._changed:
+                self._changed.wait_for(lambda: self._stop, COMMIT_SECONDS)
 
     def _drop(self, segment: Segment) -> None:
         os.posix_fadvise(self._file, segment.start, segment.end - segment.start, os.POSIX_FADV_DONTNEED)

@@ -32,7 +32,7 @@ RETRY_AFTER_LIMIT_SECONDS = 900.0  # a server asking for more is asked again aft
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)\s*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GONE = frozenset({401, 403, 404, 410})  # what a signed address answers when its time is over
-_HUB_HOSTS = ("huggingface.co",)
+_HUB = "huggingface.co"  # whose signed addresses may be anywhere
 
 
 class TransferError(Exception):
@@ -344,12 +344,13 @@ class HttpSource:
         self.claims = Claims()
         self._network = network
         self._origin = Origin.of(url)
-        self._context = network.context()
+        self._context = network.context() if network.ca_file else None  # a wrong file is said before anything moves
         self._resolving = threading.Lock()
         self._address: str | None = None  # where the redirects led
 
     def connections(self) -> Connections:
         """Connections for one more worker."""
+        self._context = self._context or self._network.context()
         return Connections(self._network, self._context)
 
     def open(self, connections: Connections, start: int, end: int) -> Body:
@@ -413,7 +414,7 @@ class HttpSource:
             raise TransferError(f"{bare(before)} redirects to an address that is not HTTP", first=True)
         if target.scheme == "http" and Origin.of(before).scheme == "https":
             raise TransferError(f"{bare(before)} redirects from https to plain http on {target.host}", final=True)
-        mirror = not self._origin.host.endswith(_HUB_HOSTS)
+        mirror = self._origin.host != _HUB
         if mirror and target.host != self._origin.host and target.host not in self._network.allowed_hosts:
             raise TransferError(
                 f"{self._origin.host} redirects to {target.host}, which is not among the allowed hosts",
