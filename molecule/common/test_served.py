@@ -45,7 +45,7 @@ def test_the_capital_of_france(host: Any, expected: dict[str, Any]) -> None:
 def test_the_served_context_is_the_configured_one(host: Any, expected: dict[str, Any]) -> None:
     model = answer(host, port_of(expected), "/v1/models")["data"][0]
     assert model["id"] == "deepseek-v4-flash"
-    assert model["context_length"] == int(expected["settings"].get("context", 524288))
+    assert model["context_length"] == int(expected["settings"].get("context_tokens", 524288))
 
 
 def test_systemd_supervises_the_pinned_binary(host: Any, expected: dict[str, Any]) -> None:
