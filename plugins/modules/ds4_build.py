@@ -103,6 +103,20 @@ options:
     description: Ask the server what the tag names even when the build is there.
     type: bool
     default: false
+  wait_seconds:
+    description:
+      - How long in seconds one call waits for the compiler. 0 waits until it ends.
+      - The action plugin of the same name sets it, calls again, and shows the steps.
+    type: int
+    default: 0
+  following:
+    description: An earlier call started the build, and its result is asked for. Set by the action plugin.
+    type: bool
+    default: false
+  unreachable_seconds:
+    description: How long in seconds the host may be out of reach while it compiles. Used on the controller.
+    type: int
+    default: 300
   force:
     description: Build again beside what is there. The newest build is used from then on.
     type: bool
@@ -158,6 +172,10 @@ build:
     binaries: {description: "Name, then sha256 and bytes.", type: dict, returned: always}
     seconds: {description: How long it took., type: float, returned: always}
     log: {description: Log of the compiler., type: str, returned: always}
+running:
+  description: Still true when O(wait_seconds) passed and the compiler goes on; C(step) says what it does.
+  returned: while it runs
+  type: bool
 error:
   description: What failed, what was found and required, the cure, and evidence with the last lines of the compiler's log.
   returned: failure
@@ -177,7 +195,8 @@ from ansible.module_utils.ds4 import build
 from ansible.module_utils.ds4.errors import Ds4Error
 
 ROOM = "cuda_build"
-ELSEWHERE = ("lib_dir", "check_tag_always")  # parameters that are no part of a plan
+# Parameters that are no part of a plan.
+ELSEWHERE = ("lib_dir", "check_tag_always", "wait_seconds", "following", "unreachable_seconds")
 
 
 def ensure(module: AnsibleModule) -> dict[str, Any]:
@@ -189,7 +208,8 @@ def ensure(module: AnsibleModule) -> dict[str, Any]:
         build.Wanted(**params),
         check=module.check_mode,
         check_tag_always=module.params["check_tag_always"],
-        make=lambda wanted: build.Job(wanted, lib)(),
+        following=module.params["following"],
+        make=lambda wanted: build.Job(wanted, lib)(module.params["wait_seconds"], following=module.params["following"]),
     )
     for warning in outcome.warnings:
         module.warn(warning)
@@ -233,12 +253,17 @@ def main() -> None:
             "timeout_seconds": {"type": "int", "required": True},
             "environment": {"type": "dict", "default": {}},
             "check_tag_always": {"type": "bool", "default": False},
+            "wait_seconds": {"type": "int", "default": 0},
+            "following": {"type": "bool", "default": False},
+            "unreachable_seconds": {"type": "int", "default": 300},
             "force": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
     try:
         result = ensure(module)
+    except build.RunningError as step:
+        result = {"changed": True, "running": True, "step": str(step)}
     except Ds4Error as error:
         module.fail_json(**error.result(), ds4_summary={"room": ROOM, "state": "failed", "text": error.what})
     module.exit_json(**result)

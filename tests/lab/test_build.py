@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from typing import Any
 
@@ -78,7 +79,30 @@ def test_preview_build_and_nothing_to_do(spark: Host) -> None:
     assert (second.rc, second.changed("spark1")) == (0, []), second.text
 
 
-def test_a_lost_connection_costs_nothing(spark: Host) -> None:
+def test_a_long_build_is_followed_over_a_cut_link(spark: Host) -> None:
+    """The play shows the steps, survives minutes of silence, and reports what happened as one task."""
+    variables = slow_release(spark, "v0.6.7", 40)
+    cut = threading.Timer(30, spark.link_down)
+    mend = threading.Timer(45, spark.link_up)
+    cut.start()
+    mend.start()
+    try:
+        result = play(spark, **variables)
+    finally:
+        cut.join()
+        mend.join()
+    assert result.rc == 0, result.text
+    assert "spark1: build: compiling with" in result.text
+    answer = result.task("spark1", TASK)
+    assert (answer["changed"], answer["build"]["release"], answer["ds4_summary"]["state"]) == (
+        True,
+        "v0.6.7",
+        "changed",
+    )
+    assert spark.journal(UNIT).count("ds4-build: published") == 1
+
+
+def test_a_killed_controller_costs_nothing(spark: Host) -> None:
     variables = slow_release(spark, "v0.6.7", 8)
     interrupted(spark, variables)
     again = play(spark, **variables)

@@ -307,6 +307,24 @@ def test_an_old_failure_is_no_answer(root: Path) -> None:
     assert asking() == {"id": "new"}
 
 
+def test_job_can_be_followed_in_several_calls(root: Path) -> None:
+    systemd = Systemd(["inactive", "inactive", "active"])
+    with pytest.raises(build.RunningError, match="Killed process"):
+        job(root, systemd)(0.01)
+    Path(systemd.started[0][-1].replace(".plan.json", ".result.json")).write_text(json.dumps({"build": {"id": "x"}}))
+    ended = Systemd(["inactive"])
+    assert job(root, ended)(0.01, following=True) == {"id": "x"}
+    assert ended.started == []
+    assert "without a result" in refused(job(root, ended), 0.01, following=True).what
+
+
+def test_what_is_followed_was_changed_although_it_lies_there_already(root: Path) -> None:
+    want = wanted(root, cuda_home="/c", nvcc="/c/nvcc", cuobjdump="/c/cuobjdump")
+    path = publish(want)
+    record = json.loads((path / build.RECORD).read_text())
+    assert build.ensure(want, check=False, following=True, make=lambda _wanted: record).changed
+
+
 def test_job_tells_what_failed_in_the_unit(root: Path) -> None:
     failure = Ds4Error("does not compile", found="exit code 2", cure="x", evidence={"log_tail": ["a"]}).result()
     error = refused(job(root, Systemd(["inactive"], failure)))
@@ -463,7 +481,9 @@ def test_an_unreachable_server(root: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(build, "FETCH_PAUSES", (0, 0))
     if not CUDA or os.geteuid() != 0:
         pytest.skip("not run: needs root and nvcc")
-    error = refused(build.ensure, wanted(root), check=False, make=make)
+    proxy = {"http_proxy": "http://127.0.0.1:10"}
+    error = refused(build.ensure, wanted(root, environment=proxy), check=False, make=make)
+    assert "port 10" in error.found
     assert "git fetch failed for http://127.0.0.1:9/ds4.git" in error.what
     assert "ds4_proxy_url" in error.cure
     assert nothing_published(root)

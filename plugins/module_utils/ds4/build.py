@@ -676,6 +676,10 @@ def _locked(builds_dir: str) -> Iterator[None]:
         os.close(handle)
 
 
+class RunningError(Exception):
+    """Not an error of the build: it goes on. The text is its last step."""
+
+
 class Job:
     """The transient unit as a module sees it: start it or attach to it, wait, take its result."""
 
@@ -683,26 +687,35 @@ class Job:
         self._wanted, self._lib, self._runner, self._pause = wanted, lib, runner, pause_seconds
         self._plan = os.path.join(job_directory(wanted), digest(dataclasses.asdict(wanted))[:12] + ".plan.json")
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self, wait_seconds: float = 0.0, *, following: bool = False) -> dict[str, Any]:
         """Record of the new build.
 
+        Args:
+            wait_seconds: how long to wait for it here; 0 waits until it ends.
+            following: the caller started it in an earlier call, so a result that lies there is the answer.
+
         Raises:
+            RunningError: it goes on.
             Ds4Error: the build failed, did not end in time, or ended without a word.
         """
         result_path = _result_path(self._plan)
         os.makedirs(job_directory(self._wanted), mode=0o755, exist_ok=True)
-        started = False
-        if not self._active():
+        if not following and not self._active():
             _unlink(result_path)  # an answer to an earlier question
-        deadline = time.monotonic() + self._wanted.timeout_seconds + 60
+        started = following
+        limit = self._wanted.timeout_seconds + 60
+        begun = time.monotonic()
         while True:
             if self._active():
-                if time.monotonic() > deadline:
+                passed = time.monotonic() - begun
+                if passed > limit:
                     raise Ds4Error(
                         "The build did not end in time",
-                        found=f"{UNIT} still runs after {self._wanted.timeout_seconds + 60} s",
+                        found=f"{UNIT} still runs after {limit} s",
                         cure=f"`journalctl -u {UNIT}` shows what it does; raise cuda_build_timeout_seconds",
                     )
+                if wait_seconds and passed > wait_seconds:
+                    raise RunningError(self._journal(1).removeprefix("ds4-build: "))
                 time.sleep(self._pause)
                 continue
             result = read_json(result_path)
@@ -713,7 +726,7 @@ class Job:
             if started:
                 raise Ds4Error(
                     "The build ended without a result",
-                    found=self._journal() or f"nothing in the journal of {UNIT}",
+                    found=self._journal(10) or f"nothing in the journal of {UNIT}",
                     cure="somebody stopped it, or the host ran out of memory: run again",
                 )
             started = self._start()
@@ -756,8 +769,8 @@ class Job:
             cure=f"`systemctl status {UNIT}` on the host shows more",
         )
 
-    def _journal(self) -> str:
-        said = self._runner(["journalctl", "--no-pager", "--output=cat", "--lines=10", f"--unit={UNIT}"])
+    def _journal(self, lines: int) -> str:
+        said = self._runner(["journalctl", "--no-pager", "--output=cat", f"--lines={lines}", f"--unit={UNIT}"])
         return said.out.strip()
 
 
@@ -817,6 +830,7 @@ def ensure(
     *,
     check: bool,
     check_tag_always: bool = False,
+    following: bool = False,
     make: Callable[[Wanted], dict[str, Any]],
     runner: Runner = run,
 ) -> Outcome:
@@ -825,6 +839,7 @@ def ensure(
     Args:
         check: only predict.
         check_tag_always: ask the server for the tag even when the build is there.
+        following: an earlier call started the build: its result is what is asked for, not what lies there.
         make: makes and publishes a build; not called in check mode.
 
     Raises:
@@ -845,6 +860,8 @@ def ensure(
                 f"{wanted.release} is not pinned: its commit {wanted.commit} is recorded on this host and expected from now "
                 f"on. Pin it with ds4_releases_extra: {{{wanted.release}: {{commit: {wanted.commit}, weights: ...}}}}."
             )
+    if following:
+        return _made(make(complete(wanted)), wanted, first_use, warnings)
     if check_tag_always and wanted.release and not first_use:
         actual = tag_on_server(wanted, runner=runner)
         if actual != wanted.commit:
@@ -865,7 +882,10 @@ def ensure(
             f"The user {wanted.user} does not exist",
             cure="run the role host_base first (`ansible-playbook site.yml` does)",
         )
-    record = make(complete(wanted))
+    return _made(make(complete(wanted)), wanted, first_use, warnings)
+
+
+def _made(record: dict[str, Any], wanted: Wanted, first_use: bool, warnings: list[str]) -> Outcome:
     if first_use:
         record_commit(wanted)
     text = (
