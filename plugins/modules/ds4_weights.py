@@ -19,8 +19,9 @@ options:
       - V(present) plans, starts or attaches, and stays for O(wait_seconds) at most.
       - V(followed) follows the fetch that V(present) started.
       - V(clean) looks after old generations once the new service has passed its questions.
+      - V(absent) takes the service, the command and the plan away, and with O(remove_files) the weights.
     type: str
-    choices: [present, followed, clean]
+    choices: [present, followed, clean, absent]
     default: present
   generation:
     description: Name of the generation, for example V(0731). Required for O(state=present).
@@ -246,6 +247,10 @@ options:
     description: Where the history of deployments lies.
     type: path
     default: /var/lib/ds4/state
+  remove_files:
+    description: With O(state=absent), also remove the weights and records in O(directory).
+    type: bool
+    default: false
   wait_seconds:
     description: How many seconds to stay with the fetch.
     type: float
@@ -347,9 +352,9 @@ exchange:
   sample: {delete: [], bytes_freed: 90527713888, bytes_to_fetch: 93691352992}
 removed:
   description: Files that were removed, or in check mode would be.
-  returned: for O(state=clean)
+  returned: for O(state=clean) and O(state=absent)
   type: list
-  elements: dict
+  elements: raw
   sample: []
 kept:
   description: Old files that stay.
@@ -377,7 +382,7 @@ from ansible.module_utils.ds4.errors import Ds4Error
 from ansible.module_utils.ds4.fetch_unit import Layout
 from ansible.module_utils.ds4.plan import load
 from ansible.module_utils.ds4.space import Need
-from ansible.module_utils.ds4.wanted import ROOM, Care, Wanted, build_plan
+from ansible.module_utils.ds4.wanted import Care, Outcome, Wanted, build_plan
 
 MIB, GIB = 1024**2, 1024**3
 
@@ -396,7 +401,7 @@ NEED_SPEC: dict[str, dict[str, Any]] = {
     "what": {"type": "str", "required": True},
 }
 SPEC: dict[str, dict[str, Any]] = {
-    "state": {"type": "str", "choices": ["present", "followed", "clean"], "default": "present"},
+    "state": {"type": "str", "choices": ["present", "followed", "clean", "absent"], "default": "present"},
     "generation": {"type": "str", "default": ""},
     "files": {"type": "list", "elements": "dict", "default": [], "options": FILE_SPEC},
     "known": {"type": "list", "elements": "dict", "default": []},
@@ -442,6 +447,7 @@ SPEC: dict[str, dict[str, Any]] = {
     "deployments_directory": {"type": "path", "default": "/opt/ds4/deployments"},
     "current_link": {"type": "path", "default": "/opt/ds4/current"},
     "deployments_state_directory": {"type": "path", "default": "/var/lib/ds4/state"},
+    "remove_files": {"type": "bool", "default": False},
     "wait_seconds": {"type": "float", "default": 5.0},
     "started": {"type": "dict"},
     "quiet": {"type": "bool", "default": False},
@@ -455,15 +461,18 @@ PLAN_SETTINGS = (
 )  # fmt: skip
 
 
+def layout_of(params: dict[str, Any]) -> Layout:
+    """Where things are."""
+    return Layout(params["directory"], params["state_directory"], params["library_directory"], params["bin_directory"])
+
+
 def wanted_of(params: dict[str, Any]) -> Wanted:
     """What the parameters ask for.
 
     Raises:
         Ds4Error: it cannot be used.
     """
-    layout = Layout(
-        params["directory"], params["state_directory"], params["library_directory"], params["bin_directory"]
-    )
+    layout = layout_of(params)
     if params["state"] == "followed":
         return Wanted(load(layout.plan), layout)
     plan = build_plan(
@@ -500,22 +509,29 @@ def wanted_of(params: dict[str, Any]) -> Wanted:
     )
 
 
+def outcome_of(params: dict[str, Any], check: bool) -> Outcome:
+    """Do what the parameters ask for.
+
+    Raises:
+        Ds4Error: what stands in the way.
+    """
+    if params["state"] == "absent":
+        return weights.absent(layout_of(params), remove_files=params["remove_files"], check=check)
+    wanted = wanted_of(params)
+    if params["state"] == "present":
+        return weights.present(wanted, params["python"], check=check, wait_seconds=params["wait_seconds"])
+    if params["state"] == "clean":
+        return exchange.clean(wanted, check=check)
+    return weights.follow(wanted, params["wait_seconds"])
+
+
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=SPEC, supports_check_mode=True)
-    params = module.params
     try:
-        wanted = wanted_of(params)
-        if params["state"] == "present":
-            outcome = weights.present(
-                wanted, params["python"], check=module.check_mode, wait_seconds=params["wait_seconds"]
-            )
-        elif params["state"] == "clean":
-            outcome = exchange.clean(wanted, check=module.check_mode)
-        else:
-            outcome = weights.follow(wanted, params["wait_seconds"])
+        outcome = outcome_of(module.params, module.check_mode)
     except Ds4Error as error:
-        summary = {"room": ROOM, "state": "failed", "text": error.what}
+        summary = {"room": weights.ROOM, "state": "failed", "text": error.what}
         module.fail_json(ds4_summary=summary, **error.result())
     module.exit_json(state=outcome.state, **outcome.result)
 

@@ -311,9 +311,7 @@ def test_a_disk_that_does_not_take_it_ends_it_at_once(run: Run, monkeypatch: pyt
 
 def test_short_writes_are_finished(run: Run, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwrite
-    monkeypatch.setattr(
-        assembly.os, "pwrite", lambda handle, data, at: real(handle, data[: max(len(data) // 2, 1)], at)
-    )
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, at: real(handle, data[: max(len(data) // 2, 1)], at))
     assert run(Origin()).sha256 == SHA256
     assert part.read_bytes() == CONTENT
 

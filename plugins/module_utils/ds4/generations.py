@@ -8,6 +8,7 @@ served deployment needs, and nothing that a return to the previous one needs unl
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -19,7 +20,7 @@ from . import records
 from .adoption import Judged
 from .assembly import segment_size
 from .errors import Ds4Error
-from .files import fsync_directory, human_bytes, is_ours, read_json
+from .files import MARKER_NAME, fsync_directory, human_bytes, is_ours, read_json
 
 KEEP, AFTER_SMOKE, BEFORE_FETCH = "keep", "remove_after_smoke", "remove_before_fetch"
 POLICIES = (KEEP, AFTER_SMOKE, BEFORE_FETCH)
@@ -213,6 +214,33 @@ def remove(olds: Iterable[Old]) -> list[Old]:
             ) from error  # fmt: skip
         removed.append(old)
     return removed
+
+
+def recorded(directory: str) -> list[str]:
+    """Everything in our directory that our own records or names vouch for: weights with a record, records, leftovers."""
+    if not is_ours(directory):
+        return []
+    names = sorted(os.listdir(directory))
+    records_of = [name[: -len(records.SUFFIX)] for name in names if name.endswith(records.SUFFIX)]
+    leftovers = [name for name in names if _LEFTOVER.fullmatch(name)]
+    ours = [
+        *(name for name in records_of if name in names),
+        *(name + records.SUFFIX for name in records_of),
+        *leftovers,
+    ]
+    return [path for path in (os.path.join(directory, name) for name in ours) if os.path.isfile(path)]
+
+
+def remove_recorded(directory: str, paths: Iterable[str]) -> None:
+    """Remove files that :func:`recorded` listed, and the directory itself when nothing else is in it."""
+    for path in paths:
+        os.unlink(path)
+    folder = os.path.join(directory, ".fetch")
+    ours = [os.path.join(folder, "lock"), folder, os.path.join(directory, MARKER_NAME), directory]
+    if is_ours(directory) and set(os.listdir(directory)) <= {".fetch", MARKER_NAME}:
+        for path in ours:
+            with contextlib.suppress(OSError):  # somebody's file in it: it stays
+                os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
 
 
 def describe(olds: Sequence[Old]) -> str:

@@ -49,8 +49,9 @@ def present(wanted: Wanted, python: str, *, check: bool, wait_seconds: float) ->
     if not found.missing:
         if changes and not check:
             fetch_unit.store(wanted.plan, layout, changes)
-        there = {**result_of(wanted, found), **exchange.report(wanted), **_summary_there(wanted, found, changes)}
-        return Outcome("done", {"changed": bool(changes), **there})
+        report = exchange.report(wanted)
+        summary = _summary_there(wanted, found, changes, report["old"])
+        return Outcome("done", {"changed": bool(changes), **result_of(wanted, found), **report, **summary})
     fetch.Secrets.of(wanted.plan)  # a file that is missing or open to others is better found now
     tight = exchange.tight_rooms(wanted, found.needs)
     if tight:
@@ -143,9 +144,13 @@ def _fetched_text(status: Mapping[str, Any]) -> str:
     return ", ".join([*parts, "verified"])
 
 
-def _summary_there(wanted: Wanted, found: Look, changes: Sequence[str]) -> dict[str, Any]:
+def _summary_there(
+    wanted: Wanted, found: Look, changes: Sequence[str], olds: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     roles = " + ".join(item.role for item in wanted.plan.files)
     text = f"{wanted.plan.generation}: {roles} verified, nothing to fetch"
+    if olds:
+        text += f"; {human_bytes(sum(old['bytes'] for old in olds))} of old files"
     return {
         "ds4_summary": {"room": ROOM, "state": "changed" if changes else "ok", "text": text, "files": len(found.good)}
     }
@@ -207,6 +212,31 @@ def quick_check(entries: Iterable[Mapping[str, Any]], user: str = "") -> None:
             required="unchanged files with their records",
             cure="`sudo ds4-fetch verify --deep` reads them again and names what is bad; site.yml repairs",
         )
+
+
+def absent(layout: Layout, *, remove_files: bool, check: bool) -> Outcome:
+    """Take away unit, command, plan and progress; the weights too when that was asked for, as far as our records name them."""
+    paths = fetch_unit.removable(layout)
+    files = generations.recorded(layout.directory) if remove_files else []
+    freed = sum(os.path.getsize(path) for path in files)
+    if not check:
+        fetch_unit.remove(layout)
+        generations.remove_recorded(layout.directory, files)
+    kept = "" if remove_files else f"; weights stay in {layout.directory}"
+    text = (
+        f"{'would remove' if check else 'removed'} {len(paths) + len(files)} files{kept}"
+        if paths or files
+        else "nothing to remove"
+    )
+    summary = {
+        "room": ROOM,
+        "state": "planned" if check and (paths or files) else "changed" if paths or files else "ok",
+        "text": text,
+    }
+    return Outcome(
+        "done",
+        {"changed": bool(paths or files), "removed": [*paths, *files], "bytes_freed": freed, "ds4_summary": summary},
+    )
 
 
 def adopt(plan_path: str, state: str, move: bool) -> list[dict[str, str]]:
