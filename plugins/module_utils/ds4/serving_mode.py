@@ -20,7 +20,7 @@ from .command import run, which
 from .errors import Ds4Error
 from .files import MARKER_LINE, human_bytes, read_text
 from .memory import read_meminfo
-from .serving_mode_apply import Hands, by_manager, failure, mismatches, refuse_foreign
+from .serving_mode_apply import Hands, by_manager, failure, refuse_foreign, still_running, why_not
 from .serving_mode_deadman import DeadMan
 from .serving_mode_host import Reading, Request, hashes, read_host
 from .serving_mode_plan import DISPLAY_GROUP, Back, Plan, Policy, Seen, give_back, plan_strip, record
@@ -278,9 +278,13 @@ class ServingMode:
         self.store.begin()
         snapshot = reading.snapshot or Snapshot(taken_at=utc(), boot_id=boot_id(), mem_available_kib=available_kib)
         snapshot.units = dict(reading.held)
+        fell = set((reading.held_target or {}).get("running", [])) if snapshot.boot_id != boot_id() else set()
         for item in plan.goes().values():
             if item.key not in snapshot.units:
-                snapshot.units[item.key] = record(item, reading.seen, local_files(item.unit, root=self.root))
+                entry = record(item, reading.seen, local_files(item.unit, root=self.root))
+                if item.key in fell:  # it would run, had we not changed what the host boots into
+                    entry["up_in"] = [SYSTEM]
+                snapshot.units[item.key] = entry
         snapshot.missing = sorted(item.key for item in plan.items if item.action == "missing")
         if plan.default_target and reading.held_target is None:
             present = reading.seen.units[DEFAULT_TARGET]
@@ -326,14 +330,14 @@ class ServingMode:
             self._set_default(target_back["link"])
         for manager in managers:
             self.systemd.reload(manager)
-        self._release(backs, target_back, seen)
+        self._release(backs, target_back)
         keys = [item.key for item in plan.goes().values() if item.unit.exists]
-        again = {key for key in mismatches(keys, self.systemd, managers) if key not in stubborn}
-        # Something started them between stop and mask; now it cannot any more.
+        # What something started again between stop and mask: now it cannot any more. One that is still stopping stays out.
+        again = [k for k, u in still_running(keys, self.systemd, managers).items() if u.active != "deactivating"]
         self.hands.stop(by_manager((key, managers[1:] if split(key)[0] == USER else [SYSTEM]) for key in again))
         wrong = self._unlike(plan)
-        for key, why in mismatches(keys, self.systemd, managers).items():
-            wrong[key] = f"came back after it was stopped: {why}" if key in again else stubborn.get(key, why)
+        for key, unit in still_running(keys, self.systemd, managers).items():
+            wrong[key] = stubborn.get(key) or f"came back after it was stopped: {why_not('stop', unit)}"
         if wrong:
             self.store.journal("mismatch", reasons=wrong)
             armed = self.dead_man.armed()
@@ -395,12 +399,12 @@ class ServingMode:
         notes = [note for back in rows for note in back.notes]
         return notes + [f"{key} could not be stopped again: {why}." for key, why in stuck.items()]
 
-    def _release(self, backs: list[Back], target: Mapping[str, Any] | None, seen: Seen) -> None:
+    def _release(self, backs: list[Back], target: Mapping[str, Any] | None) -> None:
         """Start what ran before; then these units (and the default target) are no longer held."""
         snapshot = self.store.load()
         if snapshot is None or not (backs or target or (snapshot.swaps and self.request.swap != "off")):
             return
-        failed = self._start_backs(backs, target, seen)
+        failed = self._start_backs(backs, target)
         if self.request.swap != "off":
             failed.update(settings_of.swap_on(snapshot, self.hands, self.root))
             snapshot.swaps = []
@@ -413,12 +417,12 @@ class ServingMode:
             snapshot.default_target = None
         self.store.save(snapshot)
 
-    def _start_backs(self, backs: list[Back], target: Mapping[str, Any] | None, seen: Seen) -> dict[str, str]:
+    def _start_backs(self, backs: list[Back], target: Mapping[str, Any] | None) -> dict[str, str]:
         """Start what ran. Of the old default target only what was running: a start of the target itself would also
         start what its owner had stopped."""
         failed = self.hands.start(by_manager((back.key, back.start_in) for back in backs))
         if target is not None:
-            fallen = self._fallen(target, seen)
+            fallen = self._fallen(target)
             failed.update(self.hands.start({SYSTEM: [name for name in fallen if not name.endswith(".target")]}))
             reached = [name for name in fallen if name.endswith(".target")]
             reached += [target["resolved"]] if target["up"] else []
@@ -426,10 +430,9 @@ class ServingMode:
                 self.systemd.ctl("start", "--no-block", "--job-mode=ignore-dependencies", "--", *reached)
         return failed
 
-    @staticmethod
-    def _fallen(target: Mapping[str, Any], seen: Seen) -> list[str]:
+    def _fallen(self, target: Mapping[str, Any]) -> list[str]:
         """Units that ran under the old default target and do not since a boot without it."""
-        units = [seen.unit(name) for name in target["running"]]
+        units = self.systemd.show(target["running"])
         return [unit.id for unit in units if unit.load == "loaded" and not unit.running]
 
     def restore(self, *, outcome: str = "restored", even_if_tight: bool = False) -> dict[str, Any]:
@@ -486,7 +489,7 @@ class ServingMode:
         notes = [*self._apply_backs(backs), *settings_of.apply(settings, self.hands, self.root)]
         for manager in (SYSTEM, *reading.seen.user_units):
             self.systemd.reload(manager)
-        failed = self._start_backs(backs, target, reading.seen)
+        failed = self._start_backs(backs, target)
         failed.update(settings_of.swap_on(snapshot, self.hands, self.root))
         if failed and not self.request.force:
             self.store.journal("mismatch", reasons=failed)

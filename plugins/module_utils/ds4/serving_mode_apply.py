@@ -12,7 +12,7 @@ from .errors import Ds4Error
 from .files import MARKER_LINE, fsync_directory, link_atomic, read_text, write_atomic
 from .process import Process
 from .serving_mode_snapshot import Store
-from .serving_mode_units import SYSTEM, Systemd, Unit, describe, join, split
+from .serving_mode_units import SYSTEM, USER, Systemd, Unit, describe, join, split
 
 _POLL_SECONDS = 0.2
 
@@ -48,16 +48,25 @@ class Hands:
     def start(self, keys_by_manager: Mapping[str, Sequence[str]]) -> dict[str, str]:
         """Start units. Returns key → why, for those that do not run.
 
-        One that ends by itself, or whose condition is not met, has done what it does.
+        One that ends by itself, or whose condition is not met, has done what it does. A socket cannot be started under a
+        service that runs (systemd refuses): sockets come first, and such a service is started again after them.
         """
-        return self._move(
-            "start",
-            keys_by_manager,
-            lambda unit: (
-                unit.active == "active"
-                or (unit.active == "inactive" and unit.load == "loaded" and not unit.job and unit.result == "success")
-            ),
-        )
+        failed: dict[str, str] = {}
+        for manager, keys in keys_by_manager.items():
+            first = [key for key in keys if not key.endswith((".service", ".target"))]
+            busy = self._under_sockets([key for key in first if key.endswith(".socket")], manager)
+            self.stop({manager: busy})
+            last = [key for key in dict.fromkeys((*keys, *busy)) if key not in first]
+            for group in (first, last):
+                failed.update(self._move("start", {manager: group}, _has_started))
+        return failed
+
+    def _under_sockets(self, sockets: Sequence[str], manager: str) -> list[str]:
+        """Keys of running services that these sockets listen for."""
+        units = self.systemd.show([split(key)[1] for key in sockets], manager)
+        names = list(dict.fromkeys(name for unit in units for name in unit.triggers))
+        scope = SYSTEM if manager == SYSTEM else USER
+        return [join(scope, unit.id) for unit in self.systemd.show(names, manager) if unit.running]
 
     def _move(
         self, verb: str, keys_by_manager: Mapping[str, Sequence[str]], done: Callable[[Unit], bool]
@@ -84,7 +93,7 @@ class Hands:
             if not open_units or settled or self.clock() > deadline:
                 break
             self.sleep(_POLL_SECONDS)
-        return {key: _why(verb, unit, said.get(manager, "")) for manager, key, unit in open_units}
+        return {key: why_not(verb, unit, said.get(manager, "")) for manager, key, unit in open_units}
 
     def _open(self, waiting: Mapping[str, Sequence[str]], done: Callable[[Unit], bool]) -> list[tuple[str, str, Unit]]:
         found = []
@@ -156,6 +165,12 @@ class Hands:
         return ""
 
 
+def _has_started(unit: Unit) -> bool:
+    if unit.active == "active":
+        return True
+    return unit.active == "inactive" and unit.load == "loaded" and not unit.job and unit.result == "success"
+
+
 def refuse_foreign(path: str) -> None:
     """Raise when a file of that name is there that is not ours."""
     if os.path.lexists(path) and MARKER_LINE not in read_text(path):
@@ -166,7 +181,7 @@ def refuse_foreign(path: str) -> None:
         )
 
 
-def _why(verb: str, unit: Unit, said: str) -> str:
+def why_not(verb: str, unit: Unit, said: str = "") -> str:
     """One sentence about a unit that did not do what it was told."""
     text = f"{describe(unit)}, {unit.sub}"
     if unit.result not in ("", "success"):
@@ -187,16 +202,14 @@ def by_manager(rows: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[str]
     return {manager: found[manager] for manager in sorted(found, key=lambda name: (name != SYSTEM, name))}
 
 
-def mismatches(keys: Iterable[str], systemd: Systemd, managers: Iterable[str]) -> dict[str, str]:
-    """Key → state of those units that still run in any of the managers."""
+def still_running(keys: Iterable[str], systemd: Systemd, managers: Iterable[str]) -> dict[str, Unit]:
+    """Key → unit of those that run in any of the managers."""
     wanted = list(keys)
-    found: dict[str, str] = {}
+    found: dict[str, Unit] = {}
     for manager in managers:
-        scope = SYSTEM if manager == SYSTEM else "user"
+        scope = SYSTEM if manager == SYSTEM else USER
         names = [split(key)[1] for key in wanted if split(key)[0] == scope]
-        for name, unit in zip(names, systemd.show(names, manager)):
-            if unit.running:
-                found[join(scope, name)] = _why("stop", unit, "")
+        found.update({join(scope, name): u for name, u in zip(names, systemd.show(names, manager)) if u.running})
     return found
 
 

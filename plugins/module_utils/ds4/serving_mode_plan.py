@@ -280,6 +280,8 @@ class _Builder:
             return rule
         if unit.file_state == "transient":
             return Rule((), "transient: once stopped it could not be given back")
+        if unit.running and key not in self.held and unit.file_state.startswith("masked"):
+            return Rule((), "masked while it runs: once stopped it could not be given back")
         if unit.running and unit.refuses_stop:
             return Rule((), "refuses to be stopped by hand (RefuseManualStop)")
         if entry.unless_active:
@@ -306,7 +308,7 @@ class _Builder:
                 self.add(Item(key, group, rule.reason, "keep", unit))
         elif not unit.exists:
             self.add(Item(key, group, entry.reason, "missing", unit))
-        elif key not in self.held and unit.load == "masked" and not unit.running:
+        elif key not in self.held and unit.load == "masked":
             self.add(Item(key, group, "masked before", "keep", unit))
         else:
             reason = entry.reason if key == asked else f"{entry.reason} (asked for as {entry.unit})"
@@ -336,6 +338,20 @@ class _Builder:
                             other.only_stop,
                         )
                     )
+
+    def sockets_of_what_stays(self) -> None:
+        """A socket without its running service frees nothing, and could only come back under a restart of it."""
+        for item in [item for item in self.chosen.values() if item.key.endswith(".socket") and item.steps]:
+            units = [self.seen.units.get(name) for name in item.unit.triggers]
+            staying = [u.id for u in units if u is not None and u.running and u.id not in self.plan.goes()]
+            if not staying or item.key in self.held:
+                continue
+            reason = f"listens for {', '.join(staying)}, which stays"
+            if item.group == EXTRA_GROUP:
+                self.plan.items.remove(item)
+                self.plan.refused.append((item.key, reason, f"list {', '.join(staying)} as well"))
+            else:
+                item.action, item.reason, item.steps = "keep", reason, []
 
     def rest_of_held(self) -> None:
         """Held units that nobody asked for by name: along with one that goes, or to be given back."""
@@ -376,6 +392,7 @@ def plan_strip(policy: Policy, seen: Seen, held: Mapping[str, Mapping[str, Any]]
     for group, entry in policy.entries():
         builder.consider(entry, group)
     builder.consider_along()
+    builder.sockets_of_what_stays()
     builder.rest_of_held()
     builder.target()
     return builder.plan

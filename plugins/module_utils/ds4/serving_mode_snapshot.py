@@ -77,8 +77,9 @@ class Store:
         Raises:
             Ds4Error: something of that name is there that is not ours.
         """
-        if not os.path.isdir(self.directory):
-            os.makedirs(self.directory, mode=0o755)
+        os.makedirs(self.directory, mode=0o755, exist_ok=True)
+        if not is_ours(self.directory) and all(name.startswith(".new-") for name in os.listdir(self.directory)):
+            # New, or a first time that was cut off before the marker was there.
             mark(self.directory, "serving mode: state of the desktop before it was stripped")
             fsync_directory(os.path.dirname(self.directory))
         if not is_ours(self.directory):

@@ -47,7 +47,7 @@ _SCALARS = (
     "Job",
     "RefuseManualStop",
 )
-_LISTS = ("Names", "DropInPaths", "TriggeredBy", *_STOPS_WITH, *_PULLS)
+_LISTS = ("Names", "DropInPaths", "TriggeredBy", "Triggers", *_STOPS_WITH, *_PULLS)
 _PROPERTIES = ",".join(_SCALARS + _LISTS)
 
 Runner = Callable[..., Ran]
@@ -75,6 +75,7 @@ class Unit(NamedTuple):
     refuses_stop: bool = False
     drop_ins: tuple[str, ...] = ()
     triggered_by: tuple[str, ...] = ()
+    triggers: tuple[str, ...] = ()
     stops_with: tuple[str, ...] = ()
     pulls: tuple[str, ...] = ()
 
@@ -125,6 +126,7 @@ def parse_show(text: str) -> list[Unit]:
                 refuses_stop=values.get("RefuseManualStop") == "yes",
                 drop_ins=lists["DropInPaths"],
                 triggered_by=lists["TriggeredBy"],
+                triggers=lists["Triggers"],
                 stops_with=tuple(dict.fromkeys(name for key in _STOPS_WITH for name in lists[key])),
                 pulls=tuple(dict.fromkeys(name for key in _PULLS for name in lists[key])),
             )
