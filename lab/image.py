@@ -58,11 +58,7 @@ def guest() -> str:
     """The layer of lab files over the base."""
     source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guest")
     content = [system.read(os.path.join(system.REPOSITORY, "lab", name)) for name in ("image.py", "desktop.py")]
-    for directory, subdirectories, names in sorted(os.walk(source)):
-        subdirectories.sort()
-        content += [
-            os.path.join(directory, name) + "\0" + system.read(os.path.join(directory, name)) for name in sorted(names)
-        ]
+    content.append(system.tree_digest(source))
     return cached("guest", "\0".join(content), lambda path: _make_guest(source, path))
 
 

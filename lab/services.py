@@ -5,8 +5,6 @@ Both are child processes of the instance: started by ``up``, ended by ``down``.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
 import os
 import shutil
@@ -122,19 +120,13 @@ def control(directory: str) -> hub.Control:
     return hub.Control(json.loads(line)["control_url"])
 
 
-@functools.cache
 def _engine_repository() -> str:
     source = os.path.join(system.REPOSITORY, "lab", "engine")
-    digest = hashlib.sha256()
-    for folder, folders, names in os.walk(source):
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
-        for name in sorted(names):
-            digest.update(f"{folder}/{name}\0{system.read(os.path.join(folder, name))}\0".encode())
 
     def make(path: str) -> None:
         engine.make_repo(path)
 
-    return image.cached("engine", digest.hexdigest(), make)
+    return image.cached("engine", system.tree_digest(source), make)
 
 
 def _spawn(instance: str, directory: str, name: str, arguments: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shlex
 import shutil
@@ -247,6 +248,17 @@ def write(path: str, text: str, *, mode: int | None = None) -> None:
         handle.write(text)
     if mode is not None:
         os.chmod(path, mode)
+
+
+def tree_digest(path: str) -> str:
+    """Hash of names and contents of all files below ``path``, wherever it lies."""
+    digest = hashlib.sha256()
+    for directory, directories, names in os.walk(path):
+        directories[:] = sorted(name for name in directories if name != "__pycache__")
+        for name in sorted(names):
+            file = os.path.join(directory, name)
+            digest.update(f"{os.path.relpath(file, path)}\0{read(file)}\0".encode())
+    return digest.hexdigest()
 
 
 def read(path: str) -> str:
