@@ -21,8 +21,11 @@ WIRE_LIMIT = 1.2  # × size, wherever the transfer can be resumed
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    seeds = int(os.environ.get("FAULT_SEEDS", "3"))
     if "seed" in metafunc.fixturenames:
-        metafunc.parametrize("seed", range(int(os.environ.get("FAULT_SEEDS", "3"))))
+        metafunc.parametrize("seed", range(seeds))
+    if "few_seeds" in metafunc.fixturenames:  # for tests that are multiplied by other parameters already
+        metafunc.parametrize("few_seeds", range(max(1, seeds // 10)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
