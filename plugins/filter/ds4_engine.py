@@ -54,18 +54,6 @@ def ds4_profile_arithmetic(config: Mapping[str, Any], **options: Any) -> dict[st
     )
 
 
-def ds4_kv_findings(
-    config: Mapping[str, Any], disk: Optional[Mapping[str, Any]] = None, used_bytes: Any = 0
-) -> list[dict[str, str]]:
-    """What speaks against the directory of kept conversations on a host; see ds4.profiles.kv_findings."""
-    plain_disk = mechanism.plain(disk) if disk else None
-    return list(
-        profiles.kv_findings(
-            mechanism.plain(config), plain_disk, shipped_catalogue()["figures"], used_bytes=int(used_bytes)
-        )
-    )
-
-
 def ds4_served(answer: Any) -> dict[str, Any]:
     """Model, context, longest answer and Codex catalogue from the engine's /v1/models; see ds4.clients.served."""
     try:
@@ -82,6 +70,5 @@ class FilterModule:
             "ds4_engine_config": ds4_engine_config,
             "ds4_codex_catalogue": ds4_codex_catalogue,
             "ds4_profile_arithmetic": ds4_profile_arithmetic,
-            "ds4_kv_findings": ds4_kv_findings,
             "ds4_served": ds4_served,
         }

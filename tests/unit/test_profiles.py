@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ds4 import profiles
-from plugins.filter.ds4_engine import ds4_engine_config, ds4_kv_findings, ds4_profile_arithmetic, shipped_catalogue
+from plugins.filter.ds4_engine import ds4_engine_config, ds4_profile_arithmetic, shipped_catalogue
 
 CATALOGUE = shipped_catalogue()
 FIGURES = CATALOGUE["figures"]
@@ -181,43 +181,8 @@ def test_every_figure_names_its_source() -> None:
         assert figure["source"].strip(), name
 
 
-# ------------------------------------------------------------------------------------------------ kept conversations
-
-DISK = {"filesystem": "ext4", "mount": "/", "free_bytes": 100 * GIB, "read_only": False}
-
-
-def test_room_on_disk_is_no_finding() -> None:
-    assert ds4_kv_findings(config(), DISK) == []
-
-
-def test_without_persistence_or_without_a_look_there_is_nothing_to_judge() -> None:
-    assert ds4_kv_findings(config(settings={"kv_persistence": False}), {**DISK, "filesystem": "tmpfs"}) == []
-    assert ds4_kv_findings(config(), None) == []
-
-
-@pytest.mark.parametrize(
-    ("disk", "identity", "found"),
-    [
-        ({"filesystem": "tmpfs", "mount": "/tmp"}, "kv_in_memory", "/var/lib/ds4/kv/ds4-0731-ca22ae2f on tmpfs (/tmp)"),
-        ({"filesystem": "ramfs"}, "kv_in_memory", "on ramfs"),
-        ({"read_only": True}, "kv_read_only", "on a read-only file system (/)"),
-        ({"free_bytes": 10 * GIB}, "kv_budget", "10240 MiB free on /"),
-    ],
-)
-def test_a_directory_that_cannot_keep_conversations(disk: dict[str, Any], identity: str, found: str) -> None:
-    findings = ds4_kv_findings(config(), {**DISK, **disk})
-    assert [finding["id"] for finding in findings] == [identity]
-    assert found in findings[0]["found"]
-    assert findings[0]["phase"] == "stage"
-    assert findings[0]["cure"]
-    assert set(findings[0]) == {"id", "phase", "what", "found", "required", "cure", "allow"}
-
-
-def test_what_is_kept_already_counts_as_room() -> None:
-    assert ds4_kv_findings(config(), {**DISK, "free_bytes": 10 * GIB}, used_bytes=7 * GIB) == []
-
-
-def test_a_budget_below_one_context_is_noted() -> None:
-    findings = ds4_kv_findings(config(settings={"kv_budget_mib": 512}), DISK)
-    assert [(finding["id"], finding["phase"]) for finding in findings] == [("kv_budget_small", "note")]
-    assert "about 2356 MiB for 524288 tokens" in findings[0]["required"]
+def test_a_disk_budget_below_one_context_is_warned_of() -> None:
+    sums = ds4_profile_arithmetic(config(settings={"kv_budget_mib": 512}))
+    assert "512 MiB, about 113975 tokens) holds less than one full context of 524288 tokens" in sums["warnings"][0]
+    off = ds4_profile_arithmetic(config(settings={"kv_budget_mib": 512, "kv_persistence": False}))
+    assert (off["warnings"], off["disk_tokens"], len(off["lines"])) == ([], None, 3)

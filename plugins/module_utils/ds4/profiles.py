@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any, Optional
 
 KIB_PER_GIB = 1024 * 1024
-IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
 def expected_banks(context: int, explicit: Optional[int], figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,9 +96,14 @@ def arithmetic(
                 "memory_floor_gib, or serving_mode_target: serving to take the desktop's memory."
             )
     if config["kv"]["enabled"]:
-        result["disk_tokens"] = int(
-            int(config["kv"]["budget_mib"]) * 1024 / float(figures["disk_kib_per_token"]["value"])
-        )
+        budget = int(config["kv"]["budget_mib"])
+        result["disk_tokens"] = int(budget * 1024 / float(figures["disk_kib_per_token"]["value"]))
+        if result["disk_tokens"] < context:
+            result["warnings"].append(
+                f"The budget for kept conversations ({budget} MiB, about {result['disk_tokens']} tokens) holds less than one full "
+                f"context of {context} tokens, so the engine would store and evict it in turn. Cure: raise "
+                "engine_service_settings.kv_budget_mib."
+            )
     result["lines"] = _lines(config, result, loaded)
     return result
 
@@ -128,80 +132,3 @@ def _lines(config: Mapping[str, Any], result: Mapping[str, Any], loaded: bool) -
             f"prompts kept on disk: up to {config['kv']['budget_mib']} MiB, about {result['disk_tokens']} tokens, in {config['kv']['directory']}"
         )
     return lines
-
-
-def kv_findings(
-    config: Mapping[str, Any], disk: Optional[Mapping[str, Any]], figures: Mapping[str, Any], *, used_bytes: int = 0
-) -> list[dict[str, str]]:
-    """What speaks against the directory of kept conversations on this host.
-
-    Args:
-        config: result of ``engine_config``.
-        disk: the file system of ``config.kv.directory`` as ``ds4.machine.disk`` reports it; None when not looked at.
-        figures: ``figures`` of the data file of settings.
-        used_bytes: what the directory holds already; it counts as room.
-
-    Returns:
-        Findings: ``id``, ``phase`` (stage or note), ``what``, ``found``, ``required``, ``cure``, ``allow``.
-    """
-    kv = config["kv"]
-    if not kv["enabled"] or disk is None:
-        return []
-    findings: list[dict[str, str]] = []
-
-    def add(identity: str, phase: str, what: str, found: str, required: str, cure: str) -> None:
-        findings.append(
-            {
-                "id": identity,
-                "phase": phase,
-                "what": what,
-                "found": found,
-                "required": required,
-                "cure": cure,
-                "allow": "",
-            }
-        )
-
-    if disk.get("filesystem") in IN_MEMORY:
-        add(
-            "kv_in_memory",
-            "stage",
-            "The directory for kept conversations lies in memory, which is the GPU's memory too, and would be empty after a reboot",
-            f"{kv['directory']} on {disk['filesystem']} ({disk.get('mount', '')})",
-            "a file system on disk",
-            "set ds4_data_dir to a path on disk, or engine_service_settings.kv_persistence: false",
-        )
-        return findings
-    if disk.get("read_only"):
-        add(
-            "kv_read_only",
-            "stage",
-            "The directory for kept conversations cannot be written",
-            f"{kv['directory']} on a read-only file system ({disk.get('mount', '')})",
-            "a writable file system",
-            "set ds4_data_dir to a writable path, or engine_service_settings.kv_persistence: false",
-        )
-        return findings
-    budget = int(kv["budget_mib"])
-    room = (int(disk.get("free_bytes", 0)) + used_bytes) // 1024**2
-    if budget > room:
-        add(
-            "kv_budget",
-            "stage",
-            "The budget for kept conversations is larger than the room for them",
-            f"{room} MiB free on {disk.get('mount', '')} for {kv['directory']}",
-            f"{budget} MiB (kv_budget_mib)",
-            f"lower engine_service_settings.kv_budget_mib to at most {max(room, 0)}, free disk space, or set kv_persistence: false",
-        )
-    per_token = float(figures["disk_kib_per_token"]["value"])
-    one = int(int(config["context"]) * per_token / 1024) + 1
-    if budget < one:
-        add(
-            "kv_budget_small",
-            "note",
-            "The budget for kept conversations holds less than one full context, so the engine would store and evict it in turn",
-            f"{budget} MiB (kv_budget_mib)",
-            f"about {one} MiB for {config['context']} tokens",
-            "raise engine_service_settings.kv_budget_mib",
-        )
-    return findings
