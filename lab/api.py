@@ -20,7 +20,7 @@ from .hub import Control
 from .system import LabError, Ran
 
 BOOT_SECONDS = 60.0
-NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,39}")
+NAME_PATTERN = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 
 
 class Host:
