@@ -27,7 +27,9 @@ def resolve(repository: str, tag: str) -> str:
         check=False,
     )
     if ran.returncode != 0:
-        raise ValueError(f"{repository} did not answer: {ran.stderr.strip()}. Cure: check the network or name another repository.")
+        raise ValueError(
+            f"{repository} did not answer: {ran.stderr.strip()}. Cure: check the network or name another repository."
+        )
     found = {line.split("\t")[1]: line.split("\t")[0] for line in ran.stdout.splitlines()}
     commit = found.get(f"refs/tags/{tag}^{{}}") or found.get(f"refs/tags/{tag}")
     if not commit:

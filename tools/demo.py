@@ -21,7 +21,10 @@ QUESTION = {
 
 def main() -> int:
     if os.geteuid() != 0:
-        print("make demo makes a network bridge and boots a simulated host, which needs root. Cure: sudo make demo", file=sys.stderr)
+        print(
+            "make demo makes a network bridge and boots a simulated host, which needs root. Cure: sudo make demo",
+            file=sys.stderr,
+        )
         return 1
     started = time.monotonic()
     python = ROOT / ".venv/bin/python3"

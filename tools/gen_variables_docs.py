@@ -10,7 +10,16 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/variables.md"
-ORDER = ("host_verify", "host_base", "cuda_build", "weights", "serving_mode", "engine_service", "smoke_test", "agent_clients")
+ORDER = (
+    "host_verify",
+    "host_base",
+    "cuda_build",
+    "weights",
+    "serving_mode",
+    "engine_service",
+    "smoke_test",
+    "agent_clients",
+)
 
 
 def text(value: Any) -> str:
@@ -21,7 +30,9 @@ def text(value: Any) -> str:
 
 def literal(value: Any) -> str:
     """A default as an operator would write it, on one line."""
-    dumped = yaml.safe_dump(value, default_flow_style=True, width=10_000).replace("\n...", "").strip().replace("|", "\\|")
+    dumped = (
+        yaml.safe_dump(value, default_flow_style=True, width=10_000).replace("\n...", "").strip().replace("|", "\\|")
+    )
     return f"`{dumped}`" if len(dumped) <= 80 else f"{len(value)} entries, see the file"
 
 
@@ -49,7 +60,9 @@ def page() -> str:
     lines += table(pin["ds4_variables"], {**pin, **release})
     roles = [role for role in ORDER if (ROOT / "roles" / role).is_dir()]
     for role in roles:
-        specs = yaml.safe_load((ROOT / "roles" / role / "meta/argument_specs.yml").read_text(encoding="utf-8"))["argument_specs"]
+        specs = yaml.safe_load((ROOT / "roles" / role / "meta/argument_specs.yml").read_text(encoding="utf-8"))[
+            "argument_specs"
+        ]
         defaults = yaml.safe_load((ROOT / "roles" / role / "defaults/main.yml").read_text(encoding="utf-8")) or {}
         options: dict[str, Any] = {}
         for entry in specs.values():

@@ -15,7 +15,9 @@ HOST = "sparks: {hosts: {s1: {ansible_host: 192.0.2.1, ansible_connection: ssh}}
 
 
 def validate(tmp_path: Path, variables: dict[str, object], inventory: str = HOST) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "inv.yml").write_text(inventory % json.dumps(variables) if "%s" in inventory else inventory, encoding="utf-8")
+    (tmp_path / "inv.yml").write_text(
+        inventory % json.dumps(variables) if "%s" in inventory else inventory, encoding="utf-8"
+    )
     environment = {
         **os.environ,
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),

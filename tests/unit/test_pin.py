@@ -45,7 +45,10 @@ def test_every_doubt_is_said_with_its_cure(release: str, commit: str, releases: 
 def test_files_carry_their_role() -> None:
     assert [file["role"] for file in generation_files(WEIGHTS, "0731")] == ["base"]
     assert generation_files(WEIGHTS, "nothing") == []
-    assert [(file["generation"], file["role"]) for file in known_files(WEIGHTS)] == [("0731", "base"), ("legacy", "mtp")]
+    assert [(file["generation"], file["role"]) for file in known_files(WEIGHTS)] == [
+        ("0731", "base"),
+        ("legacy", "mtp"),
+    ]
 
 
 def test_a_half_described_generation_is_told_whole() -> None:

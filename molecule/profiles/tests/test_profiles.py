@@ -1,0 +1,98 @@
+"""Every profile reaches the process, is served, and is told with its figures; what does not fit the host is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from lab import scenario
+from lab.api import Lab
+from plugins.filter.ds4_engine import shipped_catalogue
+
+CATALOGUE = shipped_catalogue()
+PROFILES = CATALOGUE["profiles"]
+
+
+def process(lab: Lab) -> tuple[list[str], list[str]]:
+    """Command line and environment of the process that serves."""
+    spark = lab.hosts[0]
+    pid = spark.run("systemctl show ds4 -p MainPID --value").out.strip()
+    read = [spark.run(f"tr '\\0' '\\n' </proc/{pid}/{name}").out.splitlines() for name in ("cmdline", "environ")]
+    return read[0], read[1]
+
+
+def served(lab: Lab) -> Any:
+    return json.loads(lab.hosts[0].run("curl -sS --noproxy '*' http://127.0.0.1:8000/v1/models").out)
+
+
+def holds(lab: Lab, profile: str) -> None:
+    """The process runs with exactly the profile's values, and the model list and the catalogue agree with them."""
+    words, environment = process(lab)
+    for name, value in PROFILES[profile]["settings"].items():
+        spec = CATALOGUE["settings"][name]
+        if spec["type"] == "bool" and "env" in spec:
+            assert f"{spec['env']}={int(value)}" in environment
+        elif spec["type"] == "bool":
+            assert (spec["flag"] in words) is value
+        elif "env" in spec:
+            assert f"{spec['env']}={value}" in environment
+        else:
+            assert words[words.index(spec["flag"]) + 1] == str(value)
+    context = PROFILES[profile]["settings"]["context_tokens"]
+    answer = served(lab)
+    assert answer["data"][0]["context_length"] == context
+    (codex,) = answer["models"]
+    assert codex["context_window"] == codex["max_context_window"] == context
+    assert codex["auto_compact_token_limit"] < context
+    assert codex["base_instructions"].strip()
+
+
+def test_the_recipe_for_three_million(lab: Lab) -> None:
+    holds(lab, "three_million")
+
+
+def test_the_engine_has_nothing_to_say_about_the_catalogue(lab: Lab) -> None:
+    log = lab.hosts[0].journal("ds4")
+    assert "codex models catalog spliced into /v1/models" in log
+    assert "declares context_window" not in log
+
+
+def test_status_tells_the_figures_and_what_the_engine_reports(lab: Lab) -> None:
+    text = scenario.run(lab, "status.yml")
+    assert "profile three_million: context 786432 tokens, about 3.22 GiB when full" in text
+    assert "banks to expect: 6 (as set); the engine reports 6" in text
+    assert "a request without max_tokens is charged 32768 tokens beyond its prompt" in text
+    assert "memory for conversations now: about" in text
+
+
+def test_a_preview_tells_the_figures_too(lab: Lab) -> None:
+    text = scenario.run(lab, "site.yml", "--check", "-e", "engine_service_profile=full_window")
+    assert "if applied:" in text
+    assert "profile full_window: context 1048576 tokens" in text
+    assert "banks to expect: 4 to 6 (estimate)" in text
+
+
+@pytest.mark.parametrize("options", [{"serving_mode_target": "unmanaged"}, {"serving_mode_target": "desktop"}])
+def test_the_recipe_is_refused_beside_a_desktop(lab: Lab, options: dict[str, str]) -> None:
+    before = lab.hosts[0].run("systemctl show ds4 -p ExecMainStartTimestampMonotonic --value").out
+    with pytest.raises(AssertionError) as failure:
+        scenario.run(lab, "site.yml", "-e", json.dumps(options))
+    assert "leaves so little memory free that no desktop may run beside it" in str(failure.value)
+    assert "nothing was touched" in str(failure.value)
+    assert lab.hosts[0].run("systemctl show ds4 -p ExecMainStartTimestampMonotonic --value").out == before
+
+
+@pytest.mark.parametrize("profile", ["agents", "shared_desktop", "full_window", "standard"])
+def test_every_other_profile_is_served(lab: Lab, profile: str) -> None:
+    directory = [word for word in process(lab)[0] if word.startswith("/") and "/kv/" in word]
+    scenario.run(lab, "site.yml", "-e", f"engine_service_profile={profile}")
+    holds(lab, profile)
+    assert [
+        word for word in process(lab)[0] if word.startswith("/") and "/kv/" in word
+    ] == directory  # conversations are kept
+
+
+def test_the_profiles_above_are_all_there_are() -> None:
+    assert set(PROFILES) == {"three_million", "agents", "shared_desktop", "full_window", "standard"}
