@@ -11,6 +11,7 @@ from typing import Any
 
 MARKER_NAME = ".ds4-fleet"  # present in every directory of ours; nothing without it is overwritten or removed
 MARKER_LINE = "Managed by ds4-fleet"  # present in every unit and text file of ours
+FRESH_DISK = frozenset({"lost+found"})  # what the root of a file system holds that nobody has used yet
 
 
 def fsync_directory(path: str) -> None:
@@ -22,7 +23,9 @@ def fsync_directory(path: str) -> None:
         os.close(handle)
 
 
-def write_atomic(path: str, data: str | bytes, *, mode: int = 0o644, uid: int | None = None, gid: int | None = None) -> None:
+def write_atomic(
+    path: str, data: str | bytes, *, mode: int = 0o644, uid: int | None = None, gid: int | None = None
+) -> None:
     """Replace ``path`` so that a reader, or a power loss, sees the old or the new content and nothing between."""
     directory = os.path.dirname(path) or "."
     handle, temporary = tempfile.mkstemp(dir=directory, prefix=".new-")

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 from .command import Ran, run
 from .errors import Ds4Error
-from .files import MARKER_NAME, is_ours, mark
+from .files import FRESH_DISK, MARKER_NAME, is_ours, mark
 
 GECOS = "ds4-fleet service account"  # our marker of an account
 NO_LOGIN = "/usr/sbin/nologin"
-_HARMLESS = {"lost+found"}  # what the root of a fresh file system holds
 
 Runner = Callable[..., Ran]
 
@@ -173,7 +172,7 @@ def _directory_problem(path: str) -> str:
         return "" if os.path.isdir(above) else f"{path}: {above} is not a directory"
     if not os.path.isdir(path):
         return f"{path} is not a directory"
-    entries = set(os.listdir(path)) - _HARMLESS
+    entries = set(os.listdir(path)) - FRESH_DISK
     if entries and not is_ours(path):
         return f"{path} was not made by ds4-fleet and holds {len(entries)} entries ({', '.join(sorted(entries)[:3])})"
     return ""

@@ -17,7 +17,7 @@ from typing import Any
 from . import adoption, exchange, fetch, fetch_unit, generations, records
 from .errors import Ds4Error
 from .fetch_unit import UNIT, Layout, Unit, unit_now
-from .files import human_bytes, is_ours, read_json
+from .files import FRESH_DISK, human_bytes, is_ours, read_json
 from .plan import PlanFile, load
 from .progress import duration
 from .progress import line as progress_line
@@ -71,7 +71,11 @@ def present(wanted: Wanted, python: str, *, check: bool, wait_seconds: float) ->
 
 
 def _refuse_foreign(layout: Layout) -> None:
-    if os.path.isdir(layout.directory) and os.listdir(layout.directory) and not is_ours(layout.directory):
+    if (
+        os.path.isdir(layout.directory)
+        and set(os.listdir(layout.directory)) - FRESH_DISK
+        and not is_ours(layout.directory)
+    ):
         raise Ds4Error(
             f"{layout.directory} is not ours",
             found="a directory with files and without our marker",
