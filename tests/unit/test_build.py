@@ -399,6 +399,8 @@ def test_build_publish_and_look_again(engine: Server, root: Path) -> None:
     again = build.ensure(want, check=False, make=never, runner=silent)
     assert (again.changed, again.record) == (False, record)
 
+    assert make(want) == record  # another run published it between looking and building
+
     forced = build.ensure(dataclasses.replace(want, force=True), check=False, make=make)
     assert forced.record["id"] == f"{want.id}.2"
     assert build.ensure(want, check=False, make=never, runner=silent).record["id"] == f"{want.id}.2"

@@ -652,8 +652,13 @@ def run_plan(path: str) -> int:
     wanted = Wanted(**plan)
     try:
         with _locked(wanted.builds_dir):
-            result: dict[str, Any] = {"build": Builder(wanted, search(wanted, check=True).name)()}
-        say(f"published {result['build']['path']}")
+            there = search(wanted, check=True)
+            if there.found and not wanted.force:  # published since the caller looked
+                record = there.found.record
+            else:
+                record = Builder(wanted, there.name)()
+                say(f"published {record['path']}")
+        result: dict[str, Any] = {"build": record}
     except Ds4Error as error:
         say(str(error))
         result = error.result()
