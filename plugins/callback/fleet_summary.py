@@ -10,7 +10,7 @@ short_description: One table per run from the C(ds4_summary) key of task results
 description:
   - Every room of the playbook returns C(ds4_summary), a dictionary with C(room), C(state)
     (ok, changed, planned, failed or skipped), C(text) and numbers of its own.
-  - The last one of each room and host is shown at the end, with any stdout callback and under ansible-runner.
+  - The weightiest of each room and host (the last of equals) is shown at the end, with any stdout callback and under ansible-runner.
   - A last play would not run after a failed rollout; a callback does.
 options:
   summary_file:
@@ -61,7 +61,10 @@ class CallbackModule(CallbackBase):
         content = result.result
         summary = content.get("ds4_summary") if isinstance(content, dict) else None
         if isinstance(summary, dict) and "room" in summary:
-            self.hosts.setdefault(host, {})[str(summary["room"])] = dict(summary)
+            rooms, room = self.hosts.setdefault(host, {}), str(summary["room"])
+            # A room may speak twice (fetch, then clean up): what it changed must not be hidden by a later "ok".
+            if _weight(summary) >= _weight(rooms.get(room, {})):
+                rooms[room] = dict(summary)
         if outcome is not None:
             self.outcome[host] = outcome
             text = str(content.get("msg", "")).strip() if isinstance(content, dict) else ""
@@ -101,6 +104,12 @@ class CallbackModule(CallbackBase):
             with open(temporary, "w", encoding="utf-8") as stream:
                 json.dump(data, stream, indent=2, sort_keys=True, default=str)
             os.replace(temporary, path)
+
+
+def _weight(summary: dict[str, Any]) -> int:
+    order = ("skipped", "ok", "planned", "changed", "failed")
+    state = str(summary.get("state", ""))
+    return order.index(state) if state in order else -1
 
 
 def _colour(state: str) -> str | None:
