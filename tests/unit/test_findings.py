@@ -570,6 +570,16 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
         ["pid 99 of bob (/usr/bin/x, in x.service) on 127.0.0.1"],
     ),
     (
+        "the port and the lock belong to our unit, whatever its program is called",
+        [
+            put("host.units", [OUR_UNIT]),
+            put("host.listeners", [{**LISTENER, "unit": "ds4.service"}]),
+            put("host.engine_lock", [{"pid": 99, "user": "ds4", "command": "x", "unit": "ds4.service"}]),
+        ],
+        [],
+        [],
+    ),
+    (
         "port taken by who knows",
         [put("host.listeners", [{**LISTENER, "pid": None, "command": "", "unit": ""}])],
         ["port"],

@@ -365,8 +365,10 @@ class _Judge:
         engines = {row["pid"]: row for row in host["ds4_processes"]}
         ours = [row for row in engines.values() if self._ours(row)]
         foreign = [row for row in engines.values() if not self._ours(row)]
-        taken = [row for row in host["listeners"] if row["pid"] not in engines]
-        holders = [row for row in host["engine_lock"] if row["pid"] not in engines]
+        taken, holders = (
+            [row for row in host[key] if row["pid"] not in engines and not self._ours(row)]
+            for key in ("listeners", "engine_lock")
+        )
         # Exactly one server can be taken over: which of several serves, and what would come back after a failure?
         single = len(foreign) == 1 and foreign[0]["program"] == "ds4-server" and not taken and not holders
         adopted = foreign if adopt and single else []
