@@ -12,7 +12,15 @@ description:
     Python package C(ds4)) that systemd units enter.
   - Never takes over something of the same name that ds4-fleet did not make. All such things are reported in one message.
   - Adopts an empty directory, as a freshly mounted file system is.
+  - Removes all of that again, and nothing else, with O(state=absent).
 options:
+  state:
+    description:
+      - V(absent) removes the directories as far as their O(directories[].contents) allow, and the user when nothing of ours
+        is left. Directories that were adopted stay, with the owner and mode that they had.
+    type: str
+    choices: [present, absent]
+    default: present
   user:
     description: System user that builds, fetches and serves.
     type: str
@@ -51,6 +59,13 @@ options:
         description: What the directory is for. It is written into the marker.
         type: str
         required: true
+      contents:
+        description:
+          - What of its content goes with O(state=absent). V(marked) is folders that bear our marker, and links to them.
+          - A directory with content that stays is left.
+        type: str
+        choices: [all, marked, keep]
+        default: keep
   lib_dir:
     description: Which of O(directories) holds the versions of the mechanism. Units use its link C(current).
     type: str
@@ -71,6 +86,18 @@ author:
 """
 
 EXAMPLES = r"""
+- name: Remove what was made, but not the conversations
+  ds4_host:
+    state: absent
+    user: ds4
+    group: ds4
+    home: /var/lib/ds4
+    lib_dir: /opt/ds4/lib
+    directories:
+      - {path: /opt/ds4, purpose: everything that can be made again, contents: marked}
+      - {path: /opt/ds4/lib, purpose: versions of the mechanism, contents: marked}
+      - {path: /var/lib/ds4/kv, purpose: conversations kept by the engine, contents: keep}
+
 - name: Prepare the host
   ds4_host:
     user: ds4
@@ -88,14 +115,24 @@ EXAMPLES = r"""
 RETURN = r"""
 user:
   description: Name, uid and gid of the system user. Uid and gid are -1 in check mode while it does not exist.
-  returned: always
+  returned: O(state=present)
   type: dict
   sample: {name: ds4, uid: 996, gid: 996}
 mechanism:
   description: Version (a hash of the sources) and the folder for PYTHONPATH.
-  returned: always
+  returned: O(state=present)
   type: dict
   sample: {version: 3f2b9c0d11aa, path: /opt/ds4/lib/current}
+removed:
+  description: Paths that were (or would be) removed.
+  returned: O(state=absent)
+  type: list
+  elements: str
+left:
+  description: Directories that stay, with the reason.
+  returned: O(state=absent)
+  type: list
+  elements: str
 ds4_summary:
   description: Line for the table at the end.
   returned: always
@@ -146,6 +183,25 @@ def prepare(params: dict[str, Any], check: bool) -> dict[str, Any]:
     }
 
 
+def take_away(params: dict[str, Any], check: bool) -> dict[str, Any]:
+    """Remove what is ours, unless ``check``, and tell."""
+    removal = host_layout.plan_removal(params["user"], host_layout.parse_directories(params["directories"]))
+    if not check:
+        host_layout.remove(removal, params["group"])
+    before = [*removal.gone, *([f"user {removal.user}"] if removal.user else [])]
+    state = "ok" if not removal.changed else "planned" if check else "changed"
+    text = f"{'would remove' if check else 'removed'} {len(before)} things" if before else "nothing of ours is left"
+    if removal.left:
+        text += f", left: {'; '.join(removal.left)}"
+    return {
+        "changed": removal.changed,
+        "removed": removal.gone,
+        "left": removal.left,
+        "diff": {"before": "".join(f"{line}\n" for line in before), "after": ""},
+        "ds4_summary": {"room": ROOM, "state": state, "text": text},
+    }
+
+
 def main() -> None:
     """Entry point."""
     directory = {
@@ -154,9 +210,11 @@ def main() -> None:
         "group": {"type": "str", "default": "root"},
         "mode": {"type": "str", "default": "0755"},
         "purpose": {"type": "str", "required": True},
+        "contents": {"type": "str", "choices": ["all", "marked", "keep"], "default": "keep"},
     }
     module = AnsibleModule(
         argument_spec={
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "user": {"type": "str", "required": True},
             "group": {"type": "str", "required": True},
             "home": {"type": "str", "required": True},
@@ -166,7 +224,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     try:
-        result = prepare(module.params, module.check_mode)
+        door = prepare if module.params["state"] == "present" else take_away
+        result = door(module.params, module.check_mode)
     except Ds4Error as error:
         summary = {"room": ROOM, "state": "failed", "text": error.what}
         module.fail_json(**error.result(), ds4_summary=summary)

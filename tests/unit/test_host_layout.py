@@ -141,6 +141,83 @@ def test_one_path_twice(tmp_path: Path) -> None:
         host_layout.parse_directories([*rows(tmp_path), {**rows(tmp_path)[0], "path": f"{tmp_path}/opt//ds4/lib/"}])
 
 
+# -- removing it all ---------------------------------------------------------------------------------------------------------
+def everything(root: Path, kv: str = "keep") -> list[host_layout.Directory]:
+    base = {"owner": _name(os.geteuid()), "group": _group(os.getegid()), "mode": "0755", "purpose": "test"}
+    wanted = [("opt/ds4", "marked"), ("opt/ds4/lib", "marked"), ("opt/ds4/builds", "marked"), ("data/kv", kv)]
+    return host_layout.parse_directories([{**base, "path": str(root / p), "contents": c} for p, c in wanted])
+
+
+def prepared(root: Path) -> None:
+    wanted = host_layout.plan("ds4", "ds4", everything(root))._replace(user="", group="")
+    host_layout.apply(wanted, "ds4", "ds4", "/", runner=nothing)
+    mechanism.install(str(root / "opt/ds4/lib"))
+    for name in ("v1", "v2"):
+        (root / "opt/ds4/builds" / name).mkdir()
+        mark(str(root / "opt/ds4/builds" / name), "test")
+    (root / "opt/ds4/builds/.lock").touch()
+    (root / "opt/ds4/current").symlink_to("builds/v1")
+
+
+def tree(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
+
+
+def test_removing_leaves_the_tree_as_it_was(tmp_path: Path, accounts: dict[str, Any]) -> None:
+    (tmp_path / "opt/ds4").mkdir(parents=True)  # an empty directory that was there before
+    (tmp_path / "opt/ds4").chmod(0o750)
+    before = tree(tmp_path)
+    prepared(tmp_path)
+    removal = host_layout.plan_removal("ds4", everything(tmp_path))
+    assert removal.left == []
+    assert tree(tmp_path) != before
+    host_layout.remove(removal, "ds4", runner=nothing)
+    assert tree(tmp_path) == before
+    assert (tmp_path / "opt/ds4").stat().st_mode & 0o777 == 0o750
+    again = host_layout.plan_removal("ds4", everything(tmp_path))
+    assert (again.changed, again.left) == (False, [f"{tmp_path}/opt/ds4 (not ours)"])
+
+
+def test_removing_leaves_conversations_and_what_is_not_ours(tmp_path: Path, accounts: dict[str, Any]) -> None:
+    prepared(tmp_path)
+    (tmp_path / "data/kv/a.kv").touch()
+    (tmp_path / "opt/ds4/builds/theirs").mkdir()
+    (tmp_path / "opt/ds4/lib/note.txt").touch()
+    accounts["users"]["ds4"] = SimpleNamespace(pw_gecos="ds4-fleet service account", pw_gid=990, pw_uid=4294000000)
+    removal = host_layout.plan_removal("ds4", everything(tmp_path))
+    host_layout.remove(removal, "ds4", runner=nothing)
+    kept = {"data/kv/a.kv", "opt/ds4/builds/theirs", "opt/ds4/lib/note.txt"}
+    assert {path for path in tree(tmp_path) if (tmp_path / path).name != ".ds4-fleet"} == kept | {
+        str(parent) for path in kept for parent in Path(path).parents if str(parent) != "."
+    }
+    assert removal.user == ""  # it still owns something of ours
+    assert f"{tmp_path}/data/kv (1 entries: a.kv)" in removal.left
+    asked = host_layout.plan_removal("ds4", everything(tmp_path, kv="all"))
+    host_layout.remove(asked._replace(user=""), "ds4", runner=nothing)
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_account_goes_last_and_not_while_it_runs(
+    tmp_path: Path, accounts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+
+    def runner(argv: list[str], **_more: Any) -> Ran:
+        ran.append(argv)
+        return Ran(0, "", "")
+
+    accounts["users"]["ds4"] = SimpleNamespace(pw_gecos="ds4-fleet service account", pw_gid=990, pw_uid=os.getuid())
+    accounts["groups"]["ds4"] = SimpleNamespace(gr_gid=990, gr_mem=[])
+    with pytest.raises(Ds4Error, match="still runs programs"):
+        host_layout.plan_removal("ds4", everything(tmp_path))
+    monkeypatch.setattr(host_layout, "_processes_of", lambda _uid: [])
+    removal = host_layout.plan_removal("ds4", everything(tmp_path))
+    host_layout.remove(removal, "ds4", runner=runner)
+    assert ran == [["userdel", "ds4"], ["groupdel", "ds4"]]
+    accounts["users"]["ds4"] = SimpleNamespace(pw_gecos="Dora", pw_gid=990, pw_uid=1004)
+    assert host_layout.plan_removal("ds4", everything(tmp_path)).user == ""
+
+
 # -- the mechanism ---------------------------------------------------------------------------------------------------------
 def test_every_part_is_shipped() -> None:
     """Ansible ships what is imported by name, so the list must be complete."""

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .command import Ran, run
 from .errors import Ds4Error
-from .files import FRESH_DISK, MARKER_NAME, is_ours, mark
+from .files import FRESH_DISK, MARKER_NAME, is_ours, read_json, write_json
 
 GECOS = "ds4-fleet service account"  # our marker of an account
 NO_LOGIN = "/usr/sbin/nologin"
@@ -19,13 +20,18 @@ Runner = Callable[..., Ran]
 
 
 class Directory(NamedTuple):
-    """A directory of ours. ``mode`` is a number; ``owner`` and ``group`` are names."""
+    """A directory of ours. ``mode`` is a number; ``owner`` and ``group`` are names.
+
+    ``contents`` says what of its content goes when everything of ours is removed: ``all``, ``marked`` (folders that bear
+    our marker) or ``keep``.
+    """
 
     path: str
     owner: str
     group: str
     mode: int
     purpose: str
+    contents: str = "keep"
 
 
 class Plan(NamedTuple):
@@ -59,7 +65,8 @@ def parse_directories(rows: Sequence[dict[str, Any]]) -> list[Directory]:
             wrong.append(f"{row['path']!r} is not an absolute path below /")
         if any(path == other.path for other in found):
             wrong.append(f"{path} is listed twice")
-        found.append(Directory(path, str(row["owner"]), str(row["group"]), mode, str(row["purpose"])))
+        contents = str(row.get("contents") or "keep")
+        found.append(Directory(path, str(row["owner"]), str(row["group"]), mode, str(row["purpose"]), contents))
     if wrong:
         raise Ds4Error(
             "The directories of the layout are not usable",
@@ -209,13 +216,146 @@ def _group_name(gid: int) -> str:
 
 
 def _make(directory: Directory) -> None:
-    import shutil
+    """Make or adopt the directory. Its marker tells ``remove`` how to leave things as they were."""
+    path = directory.path
+    if not is_ours(path):
+        above, made = path, []
+        while not os.path.lexists(above):
+            made.append(above)
+            above = os.path.dirname(above)
+        os.makedirs(path, mode=0o755, exist_ok=True)
+        before = {} if made else {"adopted": _figures(path)}
+        write_json(
+            os.path.join(path, MARKER_NAME),
+            {"managed_by": "ds4-fleet", "purpose": directory.purpose, "parents_made": made[1:], **before},
+        )
+    shutil.chown(path, directory.owner, directory.group)
+    os.chmod(path, directory.mode)
 
-    os.makedirs(directory.path, mode=0o755, exist_ok=True)
-    if not is_ours(directory.path):
-        mark(directory.path, directory.purpose)
-    shutil.chown(directory.path, directory.owner, directory.group)
-    os.chmod(directory.path, directory.mode)
+
+def _figures(path: str) -> dict[str, int]:
+    status = os.stat(path)
+    return {"uid": status.st_uid, "gid": status.st_gid, "mode": stat.S_IMODE(status.st_mode)}
+
+
+# ------------------------------------------------------------------------------------------------------ removing it all
+
+
+class Removal(NamedTuple):
+    """Paths that go, what stays with its reason, and the account that goes (``""``: none)."""
+
+    gone: list[str]
+    left: list[str]
+    user: str
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.gone or self.user)
+
+
+def plan_removal(user: str, directories: Sequence[Directory]) -> Removal:
+    """What ``remove`` would take away: only what bears our marker, nothing that somebody else put beside it.
+
+    Raises:
+        Ds4Error: the account still runs something.
+    """
+    entry = _known_user(user)
+    ours = entry is not None and entry.pw_gecos.split(",")[0] == GECOS
+    if ours:
+        running = _processes_of(entry.pw_uid)
+        if running:
+            raise Ds4Error(
+                f"The user {user} still runs programs; nothing was removed",
+                found=", ".join(running),
+                cure="stop the service first (`systemctl stop ds4`)",
+            )
+    gone: list[str] = []
+    left: list[str] = []
+    named = {directory.path for directory in directories}
+    for directory in sorted(directories, key=lambda directory: directory.path, reverse=True):
+        if not is_ours(directory.path):
+            if os.path.lexists(directory.path):
+                left.append(f"{directory.path} (not ours)")
+            continue
+        inside = [os.path.join(directory.path, name) for name in sorted(set(os.listdir(directory.path)) - FRESH_DISK)]
+        marker = os.path.join(directory.path, MARKER_NAME)
+        goes = [path for path in inside if path not in named and path != marker and _goes(path, directory, gone)]
+        gone += goes
+        stays = set(inside) - set(goes) - set(gone) - {marker}
+        if stays:
+            left.append(
+                f"{directory.path} ({len(stays)} entries: {', '.join(sorted(map(os.path.basename, stays))[:3])})"
+            )
+        else:
+            gone.append(directory.path)
+    return Removal(gone, left, user if ours and not left else "")
+
+
+def _goes(path: str, directory: Directory, gone: Sequence[str]) -> bool:
+    if directory.contents == "all":
+        return True
+    if directory.contents != "marked":
+        return False
+    if os.path.islink(path):  # lib/current, and what else points into what goes
+        target = os.path.realpath(path)
+        return any(target == other or target.startswith(other + os.sep) for other in _with_siblings(path, gone))
+    return is_ours(path) or os.path.basename(path) == ".lock"
+
+
+def _with_siblings(path: str, gone: Sequence[str]) -> list[str]:
+    """What goes, and the marked folders beside a link."""
+    folder = os.path.dirname(path)
+    return [*gone, *(entry.path for entry in os.scandir(folder) if not entry.is_symlink() and is_ours(entry.path))]
+
+
+def _processes_of(uid: int, proc: str = "/proc") -> list[str]:
+    from .process import Process, is_number
+
+    found = []
+    for name in filter(is_number, os.listdir(proc)):
+        try:
+            if os.stat(os.path.join(proc, name)).st_uid == uid:
+                found.append(f"{Process(int(name), proc=proc).program} (pid {name})")
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def remove(removal: Removal, group: str, *, runner: Runner = run) -> None:
+    """Take away what ``plan_removal`` listed. An adopted directory stays, as it was; a mount point stays, empty.
+
+    Raises:
+        Ds4Error: the account could not be removed.
+    """
+    for path in removal.gone:
+        marker = read_json(os.path.join(path, MARKER_NAME)) or {}
+        if os.path.islink(path) or not os.path.isdir(path):
+            os.unlink(path)
+        elif set(os.listdir(path)) - {MARKER_NAME} - FRESH_DISK:
+            shutil.rmtree(path)
+        else:
+            _give_back(path, marker)
+    if removal.user:
+        _checked(runner(["userdel", removal.user]), f"The user {removal.user} could not be removed")
+        entry = _known_group(group)  # userdel takes the group along on most systems
+        if group == removal.user and entry is not None and not entry.gr_mem:
+            _checked(runner(["groupdel", group]), f"The group {group} could not be removed")
+
+
+def _give_back(path: str, marker: dict[str, Any]) -> None:
+    """An empty directory of ours goes, with the parents made for it; an adopted one gets its owner and mode back."""
+    if os.path.lexists(os.path.join(path, MARKER_NAME)):
+        os.unlink(os.path.join(path, MARKER_NAME))
+    adopted = marker.get("adopted")
+    if adopted:
+        os.chown(path, adopted["uid"], adopted["gid"])
+        os.chmod(path, adopted["mode"])
+        return
+    for folder in [path, *marker.get("parents_made", [])]:
+        try:
+            os.rmdir(folder)
+        except OSError:  # a mount point, or somebody uses the parent too
+            return
 
 
 def _checked(ran: Ran, what: str) -> None:
