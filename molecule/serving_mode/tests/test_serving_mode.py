@@ -43,7 +43,7 @@ def test_the_engine_has_the_memory_of_the_desktop(spark: Host) -> None:
     measured = next(event for event in events if event["event"] == "measured")
     needed = 99.3 * GIB_KIB  # what the lab's stand-in takes
     assert measured["before_kib"] < needed < measured["after_kib"]
-    assert measured["after_kib"] - measured["before_kib"] > 9 * GIB_KIB
+    assert measured["after_kib"] - measured["before_kib"] > 8 * GIB_KIB
     assert answers(spark)
 
 
@@ -105,11 +105,13 @@ def test_deny_list_holds_whatever_is_listed(spark: Host, lab: Lab) -> None:
 
 
 def test_the_desktop_comes_back_exactly(spark: Host, lab: Lab) -> None:
+    spark.memory(base=24 * GIB_KIB)  # something else took what is free beside the engine
+    wait(spark, lambda: spark.meminfo()["MemAvailable"] < 8 * GIB_KIB, 10)
     tight = run(lab, "desktop.yml")
     assert tight.rc != 0
     assert "systemctl stop ds4" in tight.failed("spark1")[-1]
     spark.run("systemctl stop ds4")
-    wait(spark, lambda: spark.meminfo()["MemAvailable"] > 100 * GIB_KIB, 60)
+    wait(spark, lambda: spark.meminfo()["MemAvailable"] > 80 * GIB_KIB, 60)
     back = run(lab, "desktop.yml")
     assert back.rc == 0, back.text
     start, now = beginning(spark), look(spark)
