@@ -78,6 +78,14 @@ def test_preview_build_and_nothing_to_do(spark: Host) -> None:
     second = play(spark, cuda_build_repository="http://127.0.0.1:9/gone.git")
     assert (second.rc, second.changed("spark1")) == (0, []), second.text
 
+    # And all of it can go again.
+    gone = harness.play(spark.lab, "tests/lab/playbooks/absent.yml", touches=["spark1"])
+    assert gone.rc == 0, gone.text
+    assert not spark.exists("/opt/ds4")
+    assert not spark.exists("/var/lib/ds4")
+    assert spark.run(["getent", "passwd", "ds4"], check=False).rc == 2
+    assert spark.run(["getent", "group", "ds4"], check=False).rc == 2
+
 
 def test_a_long_build_is_followed_over_a_cut_link(spark: Host) -> None:
     """The play shows the steps, survives minutes of silence, and reports what happened as one task."""
