@@ -19,7 +19,18 @@ package libpython3.x of its Python.
 
 from __future__ import annotations
 
+import subprocess
+
 from .repository import BAD, FAULTS, GOOD, make_repo, releases, write_inventory
 from .serve import Server
 
-__all__ = ["BAD", "FAULTS", "GOOD", "Server", "make_repo", "releases", "write_inventory"]
+__all__ = ["BAD", "FAULTS", "GOOD", "Server", "make_repo", "releases", "runs_here", "write_inventory"]
+
+
+def runs_here(python: str = "python3") -> bool:
+    """True when this machine has the shared library of ``python``, without which the programs do not start."""
+    code = (
+        "import ctypes, os, sysconfig as s; name = s.get_config_var('INSTSONAME')\n"
+        "try: ctypes.CDLL(name)\nexcept OSError: ctypes.CDLL(os.path.join(s.get_config_var('LIBDIR'), name))"
+    )
+    return subprocess.run([python, "-c", code], capture_output=True, check=False).returncode == 0

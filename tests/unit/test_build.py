@@ -20,13 +20,15 @@ from ds4 import build
 from ds4.command import Ran, which
 from ds4.errors import Ds4Error
 from ds4.files import mark
-from lab.engine import Server, make_repo, releases
+from lab.engine import Server, make_repo, releases, runs_here
 from lab.engine.repository import Tag, add_release, move_tag
 
 SCHEMA = json.loads(Path("docs/schemas/build.schema.json").read_text())
 PROGRAMS = ("ds4", "ds4-server", "ds4-bench", "ds4-eval", "ds4-agent", "ds4_weight_server")
 CUDA = next((path for path in ("/usr/local/cuda-13.0", "/usr/local/cuda") if os.path.exists(f"{path}/bin/nvcc")), "")
 CUOBJDUMP = next(iter(glob.glob("/var/cache/ds4-lab/cuobjdump-*/bin/cuobjdump")), which("cuobjdump") or "")
+NOT_RUN = "not run: needs root, nvcc, cuobjdump and the shared library of /usr/bin/python3 (package libpython3.x)"
+CAN_BUILD = os.geteuid() == 0 and CUDA and CUOBJDUMP and runs_here("/usr/bin/python3")
 BUILDER = "nobody"  # any account but ours: it must get by without a home and without reading ours
 
 
@@ -353,8 +355,8 @@ def test_plan_with_proxy_password_is_for_root_only(root: Path) -> None:
 # -- real git, make, nvcc and cuobjdump ------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Server]:
-    if os.geteuid() != 0 or not CUDA or not CUOBJDUMP:
-        pytest.skip("not run: needs root, nvcc and cuobjdump")
+    if not CAN_BUILD:
+        pytest.skip(NOT_RUN)
     with tempfile.TemporaryDirectory(prefix="ds4-engine-") as name:
         make_repo(Path(name) / "ds4.git")
         with Server(Path(name) / "ds4.git") as server:
@@ -436,8 +438,8 @@ def test_a_bad_release_is_not_published(engine: Server, root: Path, tag: str, wh
 
 
 def test_a_moved_tag_stops_everything(root: Path) -> None:
-    if os.geteuid() != 0 or not CUDA or not CUOBJDUMP:
-        pytest.skip("not run: needs root, nvcc and cuobjdump")
+    if not CAN_BUILD:
+        pytest.skip(NOT_RUN)
     pinned = make_repo(root / "ds4.git")["v0.6.4"]["commit"]
     with Server(root / "ds4.git") as engine:
         want = real(engine, root, "v0.6.4")
@@ -479,10 +481,17 @@ def test_an_unknown_tag_names_similar_ones(engine: Server, root: Path) -> None:
     assert "v0.6.6" in error.found
 
 
+def test_preview_without_git_and_without_a_commit(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "which", lambda _name: None)
+    outcome = build.ensure(wanted(root, commit=""), check=True, make=never, runner=silent)
+    assert (outcome.planned, outcome.record["id"]) == (True, "v0.6.5-unknown")
+    assert outcome.text == "would record the commit of v0.6.5, then clone and build it"
+
+
 def test_an_unreachable_server(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "FETCH_PAUSES", (0, 0))
-    if not CUDA or os.geteuid() != 0:
-        pytest.skip("not run: needs root and nvcc")
+    if not CAN_BUILD:
+        pytest.skip(NOT_RUN)
     proxy = {"http_proxy": "http://127.0.0.1:10"}
     error = refused(build.ensure, wanted(root, environment=proxy), check=False, make=make)
     assert "port 10" in error.found
@@ -526,8 +535,8 @@ def test_missing_library_is_told(engine: Server, root: Path) -> None:
     ],
 )
 def test_odd_makefiles(root: Path, recipe: str, timeout_seconds: int, why: str) -> None:
-    if os.geteuid() != 0 or not CUDA or not CUOBJDUMP:
-        pytest.skip("not run: needs root, nvcc and cuobjdump")
+    if not CAN_BUILD:
+        pytest.skip(NOT_RUN)
     make_repo(root / "ds4.git")
     tag = Tag("0.6.7", "0731", edits={"Makefile": (r"\t\$\(MAKE\) -B [^\n]*", f"\t{recipe}")})
     commit = add_release(root / "ds4.git", "v0.6.7", tag)

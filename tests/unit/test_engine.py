@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 import yaml
 
-from lab.engine import BAD, GOOD, Server, make_repo, releases, write_inventory
+from lab.engine import BAD, GOOD, Server, make_repo, releases, runs_here, write_inventory
 from lab.engine.repository import Tag, add_release, git, move_tag
 from lab.hub import weights
 
+NOT_RUN = "not run: needs a CUDA toolkit and the shared library of python3 (package libpython3.x)"
 CUDA = next((path for path in ("/usr/local/cuda-13.0", "/usr/local/cuda") if os.path.exists(f"{path}/bin/nvcc")), None)
 QUESTION = {
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -100,8 +101,8 @@ def make(source: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def built(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not CUDA:
-        pytest.skip("not run: no CUDA toolkit here")
+    if not CUDA or not runs_here():
+        pytest.skip(NOT_RUN)
     source = checkout(repo, "v0.6.5", tmp_path_factory.mktemp("source") / "v0.6.5")
     ran = make(source, "cuda-spark", "-j2")
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -292,8 +293,8 @@ def test_weights_decide(start: Start, folder: Path) -> None:
 
 def test_faults_of_a_tag_and_second_signal(tmp_path: Path, folder: Path) -> None:
     """Faults are data of the tag: the same source with another release.json misbehaves."""
-    if not CUDA:
-        pytest.skip("not run: no CUDA toolkit here")
+    if not CUDA or not runs_here():
+        pytest.skip(NOT_RUN)
     make_repo(tmp_path / "ds4.git")
     add_release(tmp_path / "ds4.git", "two-faults", Tag("0.6.6", "0731", {"poison_after": 3, "drain_seconds": 20}))
     source = checkout(tmp_path / "ds4.git", "two-faults", folder / "s")

@@ -858,7 +858,7 @@ def ensure(
         first_use = not known
         if first_use and check and which("git") is None:  # to be installed by an earlier step
             text = f"would record the commit of {wanted.release}, then clone and build it"
-            return Outcome({"release": wanted.release}, True, True, text, [])
+            return Outcome(_prediction(wanted, f"{wanted.release}-unknown"), True, True, text, [])
         wanted = dataclasses.replace(wanted, commit=known or tag_on_server(wanted, runner=runner))
         if first_use:
             warnings.append(
