@@ -167,6 +167,7 @@ class ServingMode:
 
     def _serve(self) -> dict[str, Any]:
         request = self.request
+        settings_of.check_window(request.window, self.runner)
         reading = self._read()
         plan = plan_strip(self._policy(reading, request.selected), reading.seen, reading.held)
         settings = settings_of.wanted(request, reading, self.root, self.systemd.etc())
@@ -186,7 +187,7 @@ class ServingMode:
         if request.check or not result["changed"]:
             result["ds4_summary"] = self._summary_without_change(plan, result)
             return result
-        settings.refuse_foreign()
+        settings.check(self.root)
         refuse_foreign(self._wrapper_path)
         before = result["mem_available_before_kib"]
         self._take_snapshot(plan, reading, settings, before)
@@ -239,6 +240,7 @@ class ServingMode:
         text = f"would take away {len(plan.strips())} units, {len(running)} of them running{held}"
         text += f", give back {len(plan.gives_back())}" if plan.gives_back() else ""
         text += f", boot into {plan.default_target}" if plan.default_target else ""
+        text += f"; stopped by: {'; '.join(f['what'] for f in result['findings'])}" if result["findings"] else ""
         return {"room": ROOM, "state": "planned", "text": text, "gained_kib": gained}
 
     def _findings(self, plan: Plan, reading: Reading) -> list[dict[str, str]]:
@@ -313,7 +315,7 @@ class ServingMode:
         seen = reading.seen
         managers = [SYSTEM, *seen.user_units]
         if plan.default_target:
-            self._set_default(f"/usr/lib/systemd/system/{plan.default_target}")
+            self._set_default(seen.units[plan.default_target].fragment)
         strips = plan.strips()
         stubborn = self.hands.stop(
             by_manager((item.key, _managers_of(item.key, seen)) for item in strips if "stop" in item.steps)
@@ -472,13 +474,17 @@ class ServingMode:
         starting = [back.key for back in backs if back.start_in]
         before, gained = result["mem_available_before_kib"], result["gained_kib"]
         if starting and before < gained and not (even_if_tight or self.request.force):
-            raise Ds4Error(
+            finding = _finding(
+                "tight",
                 "The desktop does not fit into memory beside what runs now",
-                found=f"MemAvailable {human_bytes(before * 1024)}",
-                required=f"{human_bytes(gained * 1024)}, which is what taking it away brought",
-                cure="stop the engine first (systemctl stop ds4), or set serving_mode_force: true",
-                evidence={"units": rows},
+                f"MemAvailable {human_bytes(before * 1024)}",
+                f"{human_bytes(gained * 1024)}, which is what taking it away brought",
+                "stop the engine first (systemctl stop ds4), or set serving_mode_force: true",
             )
+            result["findings"] = [finding]
+            if self.request.stop_on_findings:
+                texts = {key: finding[key] for key in ("found", "required", "cure")}
+                raise Ds4Error(finding["what"], **texts, evidence={"units": rows, "findings": [finding]})
         if self.request.check:
             text = f"would give back {len(backs)} units, {len(starting)} of them to start"
             result["ds4_summary"] = {"room": ROOM, "state": "planned", "text": text}

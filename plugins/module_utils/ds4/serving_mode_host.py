@@ -131,6 +131,14 @@ def read_host(request: Request, systemd: Systemd, store: Store, runner: Runner) 
 
 def _keys(request: Request, snapshot: Snapshot | None) -> list[str]:
     """Every unit that the request or the snapshot speaks of, once."""
+    unknown = [name for name in request.selected if name not in request.groups]
+    if unknown:
+        raise Ds4Error(
+            "A group of units is not known",
+            found=", ".join(unknown),
+            required=f"of {', '.join(request.groups) or 'none'}",
+            cure="correct serving_mode_groups",
+        )
     entries = [entry for group in request.groups.values() for entry in group] + request.extra
     keys = [join(entry.scope, entry.unit) for entry in entries] + list(request.window_timers)
     if snapshot:

@@ -282,8 +282,8 @@ class _Builder:
             return Rule((), "transient: once stopped it could not be given back")
         if unit.running and key not in self.held and unit.file_state.startswith("masked"):
             return Rule((), "masked while it runs: once stopped it could not be given back")
-        if unit.running and unit.refuses_stop:
-            return Rule((), "refuses to be stopped by hand (RefuseManualStop)")
+        if unit.running and not unit.by_hand:
+            return Rule((), "refuses to be stopped or started by hand (RefuseManualStop, RefuseManualStart)")
         if entry.unless_active:
             busy = sorted({u.id for u in self.seen.units.values() if u.up and fnmatchcase(u.id, entry.unless_active)})
             if busy:

@@ -13,6 +13,7 @@ from .serving_mode_apply import Hands, refuse_foreign
 from .serving_mode_host import Reading, Request
 from .serving_mode_plan import SWAP_GROUP, Entry
 from .serving_mode_snapshot import Snapshot
+from .serving_mode_units import Runner
 
 SYSCTL_FILE = "/etc/sysctl.d/90-ds4-serving-mode.conf"
 DROP_IN = "90-ds4-window.conf"
@@ -32,10 +33,13 @@ class Settings:
     def changes(self) -> bool:
         return bool(self.write or self.remove or self.swappiness is not None)
 
-    def refuse_foreign(self) -> None:
-        """Raise before anything is changed when a file of that name is not ours."""
+    def check(self, root: str) -> None:
+        """Raise before anything is changed when a file of that name is not ours or a value cannot be set."""
         for path in self.write:
             refuse_foreign(path)
+        path = f"{root}{SWAPPINESS}"
+        if self.swappiness is not None and not os.access(path, os.W_OK):
+            raise _cannot_set(path, self.swappiness, "cannot be written")
 
 
 def swaps(root: str = "") -> list[dict[str, Any]]:
@@ -116,13 +120,26 @@ def apply(settings: Settings, hands: Hands, root: str) -> list[str]:
             with open(path, "w", encoding="ascii") as stream:
                 stream.write(f"{settings.swappiness}\n")
         except OSError as error:
-            raise Ds4Error(
-                "vm.swappiness cannot be set",
-                found=f"{path}: {error.strerror}",
-                required=str(settings.swappiness),
-                cure="set serving_mode_swap: keep",
-            ) from error
+            raise _cannot_set(path, settings.swappiness, str(error.strerror)) from error
     return notes
+
+
+def _cannot_set(path: str, value: int, why: str) -> Ds4Error:
+    return Ds4Error(
+        "vm.swappiness cannot be set", found=f"{path} {why}", required=str(value), cure="set serving_mode_swap: keep"
+    )
+
+
+def check_window(window: str, runner: Runner) -> None:
+    """Raise when systemd does not understand a calendar time: a timer with it would never elapse."""
+    answer = runner(["systemd-analyze", "calendar", "--", window], timeout_seconds=10) if window else None
+    if answer is not None and answer.rc != 0:
+        raise Ds4Error(
+            "serving_mode_update_window is no calendar time",
+            found=f"{window!r}: {(answer.err or answer.out).strip().splitlines()[-1] if answer.err or answer.out else ''}",
+            required="systemd's form, for example Sun 03:00",
+            cure="try it with `systemd-analyze calendar`",
+        )
 
 
 def swap_on(snapshot: Snapshot, hands: Hands, root: str) -> dict[str, str]:

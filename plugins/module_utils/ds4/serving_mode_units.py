@@ -46,6 +46,7 @@ _SCALARS = (
     "Type",
     "Job",
     "RefuseManualStop",
+    "RefuseManualStart",
 )
 _LISTS = ("Names", "DropInPaths", "TriggeredBy", "Triggers", *_STOPS_WITH, *_PULLS)
 _PROPERTIES = ",".join(_SCALARS + _LISTS)
@@ -72,7 +73,7 @@ class Unit(NamedTuple):
     main_pid: int = 0
     type: str = ""
     job: str = ""
-    refuses_stop: bool = False
+    by_hand: bool = True  # systemd lets people stop and start it
     drop_ins: tuple[str, ...] = ()
     triggered_by: tuple[str, ...] = ()
     triggers: tuple[str, ...] = ()
@@ -123,7 +124,7 @@ def parse_show(text: str) -> list[Unit]:
                 main_pid=int(values.get("MainPID") or 0),
                 type=values.get("Type", ""),
                 job=values.get("Job", "").strip("0"),
-                refuses_stop=values.get("RefuseManualStop") == "yes",
+                by_hand="yes" not in (values.get("RefuseManualStop"), values.get("RefuseManualStart")),
                 drop_ins=lists["DropInPaths"],
                 triggered_by=lists["TriggeredBy"],
                 triggers=lists["Triggers"],
