@@ -32,7 +32,7 @@ def ds4_rollout(
         facts[str(host)] = {
             "staged": staged.get("deployment") if not staged.get("failed") else None,
             "drained": _true(variables.get("engine_service_drained", False)),
-            "ready": _true(variables.get("engine_service_verified", True)),
+            "obstacles": str(variables.get("engine_service_obstacles") or ""),
         }
     return dict(rollout.plan([str(host) for host in hosts], [str(host) for host in present], facts, list(batches)))
 

@@ -113,7 +113,7 @@ options:
     elements: str
     default: []
   policy:
-    description: Limits in seconds (C(limits)) and smoke questions (C(smoke)), kept on the host for the switch.
+    description: Limits in seconds (C(limits)), C(memory_residue_gib) and smoke questions (C(smoke)), kept on the host for the switch.
     type: dict
     default: {}
   helpers:
@@ -367,6 +367,11 @@ def switched(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
     if module.check_mode:
         told = door.describe(layout, manifest)
         text = f"would switch to {told['release']} ({told['id']})" if told["needs_switch"] else "serves already"
+        others, lost = door.would_adopt(layout, manifest) if params["adopt"] else ("", [])
+        if others:
+            text += f", taking over {others}"
+        if lost:
+            module.warn("The engine that would be taken over has settings that ours has not: " + ", ".join(lost))
         return {
             "changed": told["needs_switch"],
             "running": False,

@@ -26,9 +26,9 @@ def test_batches(count: int, batches: list[Any], numbers: list[int]) -> None:
     assert batch_numbers(count, batches) == numbers
 
 
-def host(*, needs: bool = True, drained: bool = False, ready: bool = True) -> dict[str, Any]:
+def host(*, needs: bool = True, drained: bool = False, obstacles: str = "") -> dict[str, Any]:
     staged = {"release": "v0.6.5", "needs_switch": needs, "reasons": ["it runs v0.6.4"]}
-    return {"staged": staged, "drained": drained, "ready": ready}
+    return {"staged": staged, "drained": drained, "obstacles": obstacles}
 
 
 def test_every_host_is_told_why_it_is_or_is_not_switched() -> None:
@@ -36,7 +36,7 @@ def test_every_host_is_told_why_it_is_or_is_not_switched() -> None:
     facts = {
         "a": host(drained=True),
         "b": host(needs=False),
-        "c": host(ready=False),
+        "c": host(obstacles="The engine of alice runs"),
         "d": {"staged": None},
         "f": host(),
         "g": host(),
@@ -54,6 +54,7 @@ def test_every_host_is_told_why_it_is_or_is_not_switched() -> None:
     }
     assert "batch 1 of 2, the canary" in made["rows"]["f"]["text"]
     assert "batch 2 of 2: it runs v0.6.4" in made["rows"]["g"]["text"]
+    assert made["rows"]["c"]["text"] == "not switched: The engine of alice runs"
     assert "absent" in made["rows"]["e"]["text"]
     assert "2 of 7 host(s) to switch" in made["text"]
 

@@ -29,7 +29,7 @@ LIMITS = {
     "busy_seconds": 5,
     "cut_seconds": 2,
 }
-POLICY: dict[str, Any] = {"limits": LIMITS, "smoke": {}}
+POLICY: dict[str, Any] = {"limits": LIMITS, "memory_residue_gib": 4, "smoke": {}}
 
 
 class Killed(BaseException):
@@ -155,6 +155,9 @@ class FakeMachine(switch.Machine):
     def available_kib(self) -> int:
         return self.free
 
+    def given_back_kib(self, pid: int, residue_gib: float) -> int:
+        return self.held
+
     def metrics(self, manifest: Mapping[str, Any]) -> dict[str, float]:
         return {"ds4_requests_inflight": self.busy}
 
@@ -175,6 +178,9 @@ class FakeMachine(switch.Machine):
         if self.free < manifest["memory_required_kib"]:
             raise Ds4Error("Not enough memory is available to load the engine", found=f"{self.free} KiB")
         return self.free
+
+    def wait_for_memory(self, manifest: Mapping[str, Any], wait_seconds: float) -> int:
+        return self.pass_gate(manifest, wait_seconds)
 
     def ask(self, manifest: Mapping[str, Any], *arguments: str) -> Ran:
         if self.refused_flag and self.refused_flag in arguments:
@@ -202,14 +208,14 @@ class FakeMachine(switch.Machine):
     def remember(self, others: list[dict[str, Any]], folder: str) -> str:
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, "adopted.json")
-        Path(path).write_text(json.dumps({"schema": 1, "held_kib": 100}), encoding="utf-8")
+        Path(path).write_text(json.dumps({"schema": 1, "pid": 4711}), encoding="utf-8")
         return path
 
     def end(self, process: str, seconds: float) -> str:
         if self.foreign_runs:
             self.act("end foreign")
             self.foreign_runs = False
-            self.free += self.held
+            self.free += 0 if self.keeps_memory else self.held
         return "ended"
 
     def start_again(self, process: str, seconds: float, policy: Mapping[str, Any]) -> str:
@@ -365,7 +371,7 @@ def test_a_first_installation_that_fails_is_left_stopped(layout: Layout, fault: 
     [
         (lambda m: m.broken.update({NEW: ["the build is gone"]}), "the build is gone"),
         (lambda m: setattr(m, "refused_flag", "--kv-disk-dir"), "unknown option: --kv-disk-dir"),
-        (lambda m: setattr(m, "free", 5), "would not fit into memory"),
+        (lambda m: setattr(m, "held", 50), "would not fit into memory"),
     ],
 )
 def test_what_can_be_known_before_the_stop_stops_nothing(machine: FakeMachine, break_it: Any, says: str) -> None:
@@ -498,6 +504,14 @@ def test_a_failed_adoption_gives_the_very_process_back(occupied: FakeMachine) ->
     assert record.data["outcome"] == "returned"
     assert record.data["serving"] == "foreign"
     assert occupied.foreign_runs
+
+
+def test_memory_that_an_adopted_process_does_not_give_back_means_reboot(occupied: FakeMachine) -> None:
+    occupied.keeps_memory = True
+    record = run(occupied, adopt=True)
+    assert record.data["outcome"] == "stopped"
+    assert "Reboot the host" in record.data["message"]
+    assert not occupied.foreign_runs
 
 
 def test_a_failed_adoption_whose_process_does_not_come_back_says_so(occupied: FakeMachine) -> None:

@@ -240,6 +240,18 @@ def serving(layout: Layout) -> dict[str, Any]:
     return found
 
 
+def would_adopt(layout: Layout, manifest: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Somebody else's engine that a switch would take over, as text, and its settings that the deployment has not."""
+    others = foreign.find(manifest["service"]["port"], layout.unit)
+    lost = [
+        text
+        for other in others
+        if other["engine"]
+        for text in foreign.lost_settings(foreign.running_settings(other["pid"]), manifest)
+    ]
+    return foreign.describe(others), lost
+
+
 def lost_settings(layout: Layout, manifest: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
     """Settings of an adopted process that the deployment does not have."""
     taken = record.get("from") or {}

@@ -18,12 +18,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import probe
+from . import gate, probe
 from .command import run
 from .errors import Ds4Error
-from .files import read_json, write_json
+from .files import read_json, read_text, write_json
 from .host import ds4_processes, listeners, lock_holders
 from .process import Process
+from .service import Service
 
 SERVER = "ds4-server"
 RECORD = "adopted.json"
@@ -135,7 +136,6 @@ def remember(others: Sequence[Mapping[str, Any]], folder: str) -> str:
         "output": [_output(process, number) for number in ("1", "2")],
         "port": engine["port"],
         "host": _option(process.argv, "--host") or "127.0.0.1",
-        "held_kib": engine["weights_bytes"] // 1024 + engine["resident_kib"],
         "supervisor": supervisor(process),
     }
     os.makedirs(folder, mode=0o755, exist_ok=True)
@@ -182,9 +182,11 @@ def supervisor(process: Process) -> dict[str, Any]:
         if not unit.endswith(".service") or unit.startswith("user@"):
             continue
         shown = run(
-            [*prefix, "show", unit, "--property=MainPID,ExecStart,UnitFileState"], env=_user_bus(process.uid)
+            [*prefix, "show", unit, "--property=MainPID,ExecStart,UnitFileState,Transient"], env=_user_bus(process.uid)
         ).out
         values = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+        if values.get("Transient") == "yes":  # gone with its process: it could not be started again by name
+            continue
         if values.get("MainPID") == str(process.pid) or "ds4" in values.get("ExecStart", ""):
             return {"kind": kind, "unit": unit, "enabled": values.get("UnitFileState") == "enabled", "notes": notes}
     return {"kind": "none", "unit": "", "enabled": False, "notes": notes}
@@ -221,30 +223,44 @@ def cron_lines(user: str) -> list[tuple[str, str]]:
     return found
 
 
+# Long names of options with a short one, and options whose absence means the same (the engine's defaults on a Spark).
+_SHORT = {"--ctx": "-c", "--model": "-m", "--tokens": "-n", "--threads": "-t"}
+_DEFAULTS = {"--port": "8000", "--host": "127.0.0.1", "--cuda": "", "--no-update-check": ""}
+_FILES = ("-m", "--mtp", "--dspark", "DS4_GGUF_DIR", "DS4_DSPARK_MODEL", "DS4_CODEX_MODELS_FILE", "DS4_LOCK_FILE")
+
+
+def options_of(argv: Sequence[str]) -> dict[str, str]:
+    """Options of a command line by their short name; the last occurrence wins, a switch has an empty value."""
+    values: dict[str, str] = {}
+    for index, word in enumerate(argv):
+        if re.fullmatch(r"--?[A-Za-z][A-Za-z0-9-]*", word):
+            after = argv[index + 1] if index + 1 < len(argv) else ""
+            values[_SHORT.get(word, word)] = "" if re.match(r"--?[A-Za-z]", after) else after
+    return values
+
+
 def lost_settings(record: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
-    """Options and DS4 variables that the foreign process has and the deployment has not, or has otherwise."""
-    aliases = {"--ctx": "-c", "--model": "-m", "--tokens": "-n", "--threads": "-t"}
+    """Options and DS4 variables that a foreign process has and the deployment has not, or has otherwise.
 
-    def options(argv: Sequence[str]) -> dict[str, str]:
-        values: dict[str, str] = {}
-        for index, word in enumerate(argv):
-            if re.fullmatch(r"--?[A-Za-z][A-Za-z0-9-]*", word):
-                after = argv[index + 1] if index + 1 < len(argv) else ""
-                values[aliases.get(word, word)] = "" if re.match(r"--?[A-Za-z]", after) else after
-        return values
+    Args:
+        record: ``argv`` and ``environment`` of the process. Only variables of the engine are ever shown.
+        manifest: of the deployment that takes its place. Files do not count: verified weights name them.
+    """
+    theirs = options_of(record["argv"][1:])
+    theirs.update({name: value for name, value in record["environment"].items() if name.startswith("DS4_")})
+    ours = {**_DEFAULTS, **options_of(manifest["args"]), **manifest["env"]}
+    lost = []
+    for name, value in theirs.items():
+        if name not in _FILES and ours.get(name) != value:
+            mark = "=" if name.startswith("DS4_") else " "
+            instead = f" (ours: {ours[name]})" if name in ours else ""
+            lost.append(f"{name}{mark if value else ''}{value}{instead}")
+    return lost
 
-    ours = options(manifest["args"])
-    files = ("-m", "--mtp", "--dspark")  # named by the verified weights
-    lost = [
-        f"{name} {value}".strip()
-        for name, value in options(record["argv"][1:]).items()
-        if name not in files and ours.get(name) != value
-    ]
-    paths = ("DS4_GGUF_DIR", "DS4_DSPARK_MODEL", "DS4_CODEX_MODELS_FILE")
-    env = {
-        name: value for name, value in record["environment"].items() if name.startswith("DS4_") and name not in paths
-    }
-    return lost + [f"{name}={value}" for name, value in sorted(env.items()) if manifest["env"].get(name) != value]
+
+def running_settings(pid: int) -> dict[str, Any]:
+    """``argv`` and ``environment`` of a process, for ``lost_settings``."""
+    return {"argv": Process(pid).argv, "environment": _environment(pid)}
 
 
 def read_record(path: str) -> dict[str, Any]:
@@ -257,11 +273,6 @@ def read_record(path: str) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("schema") != 1:
         raise Ds4Error("The record of the process that was taken over cannot be read", found=path)
     return record
-
-
-def held_kib(path: str) -> int:
-    """KiB that the remembered process will give back: its weights and its own memory."""
-    return int(read_record(path)["held_kib"])
 
 
 # --------------------------------------------------------------------------------------------------- end and start
@@ -311,28 +322,36 @@ def start_again(path: str, ready_seconds: float, policy: Mapping[str, Any]) -> s
         Ds4Error: it does not come back, or answers wrongly.
     """
     record = read_record(path)
+    gate.remove_stale_lock(record["user"])  # ours, since our engine ran in between
     boss = record["supervisor"]
+    user = boss["kind"] == "user"
     if boss["kind"] != "none":
-        prefix = _user_systemctl(record["uid"]) if boss["kind"] == "user" else ["systemctl"]
+        unit = boss["unit"]
+        prefix = _user_systemctl(record["uid"]) if user else ["systemctl"]
         if boss["enabled"]:
-            run([*prefix, "enable", boss["unit"]], env=_user_bus(record["uid"]))
-        ran = run([*prefix, "start", boss["unit"]], timeout_seconds=120, env=_user_bus(record["uid"]))
+            run([*prefix, "enable", unit], env=_user_bus(record["uid"]))
+        ran = run([*prefix, "start", unit], timeout_seconds=120, env=_user_bus(record["uid"]))
     else:
         # A unit of its own, so that it outlives the switch; the environment goes through the record, not through argv.
-        unit = f"ds4-adopted-{record['pid']}"
+        unit = f"ds4-adopted-{record['pid']}.service"
         library = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         argv = ["systemd-run", "--quiet", "--collect", f"--unit={unit}", f"--setenv=PYTHONPATH={library}"]
-        ran = run([*argv, "--property=LimitMEMLOCK=infinity", sys.executable, "-B", "-m", "ds4.foreign", "exec", path])
+        ran = run(
+            [*argv, "--property=LimitMEMLOCK=infinity", "/usr/bin/python3", "-B", "-m", "ds4.foreign", "exec", path]
+        )
     if ran.rc != 0:
         raise Ds4Error(
             "The process that served before could not be started again", found=(ran.err or ran.out).strip()[:500]
         )
     deadline = time.monotonic() + ready_seconds
     while not probe.is_ready(record["host"], record["port"]):
-        if time.monotonic() > deadline:
+        dead = not user and Service(unit).state().dead
+        if dead or time.monotonic() > deadline:
             raise Ds4Error(
-                "The process that served before was started again, but does not answer",
-                found=f"no answer on port {record['port']} after {ready_seconds:g} s",
+                "The process that served before was started again, but "
+                + ("died" if dead else f"does not answer within {ready_seconds:g} s"),
+                found=_last_words(record) or f"no answer on port {record['port']}",
+                cure=f"start it by hand as {record['user']}: its command line is in {path}",
             )
         time.sleep(0.5)
     wanted = policy["smoke"]
@@ -351,6 +370,13 @@ def start_again(path: str, ready_seconds: float, policy: Mapping[str, Any]) -> s
     if not result.ok:
         raise Ds4Error("The process that served before answers wrongly", found="; ".join(result.failures)[:800])
     return f"{record['user']}'s process serves again, {len(result.checks)} checks passed"
+
+
+def _last_words(record: Mapping[str, Any]) -> str:
+    """Last line of the log file that the process writes, if it writes one."""
+    log = next((target for target in record["output"] if target), "")
+    lines = read_text(log).strip().splitlines() if log else []
+    return lines[-1][:300] if lines else ""
 
 
 def execute(path: str) -> None:

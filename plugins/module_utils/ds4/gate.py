@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from . import records
 from .command import run, which
 from .errors import Ds4Error
-from .files import human_bytes, read_json, write_json
+from .files import human_bytes, read_json
 from .host import ENGINE_LOCK, lock_holders
 from .memory import MEMINFO, Waited, wait_for_available
 from .process import Process
@@ -131,7 +130,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="ds4.gate", description="Let the engine start only when the host is ready.")
     parser.add_argument("--manifest", required=True, help="manifest.json of the deployment")
     parser.add_argument("--wait-seconds", type=float, default=0.0, help="longest wait for memory, in seconds")
-    parser.add_argument("--record", help="file that keeps what was available, for the projection before a switch")
     options = parser.parse_args(argv)
     manifest = read_json(options.manifest)
     try:
@@ -145,11 +143,6 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     if note:
         print(f"<5>ds4 gate: {note}", file=sys.stderr)
-    if options.record:
-        write_json(
-            options.record,
-            {"deployment": manifest["id"], "mem_available_kib": waited.available_kib, "at": time.time()},
-        )
     print(f"<6>ds4 gate: open, {human_bytes(waited.available_kib * 1024)} available", file=sys.stderr)
     return 0
 

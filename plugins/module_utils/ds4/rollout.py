@@ -32,8 +32,8 @@ def plan(
     Args:
         all_hosts: hosts of the play in the order of the inventory, those of ``--limit`` only.
         present: those that neither failed nor were out of reach so far.
-        facts: host → ``staged`` (the staged deployment or None), ``drained`` (bool), ``ready`` (bool: nothing that
-            verification found speaks against a switch).
+        facts: host → ``staged`` (the staged deployment or None), ``drained`` (bool), ``obstacles`` (what
+            verification found against a switch, as text).
         batches: sizes as for ``serial``.
 
     Returns:
@@ -52,8 +52,8 @@ def plan(
             rows[host] = {"state": "skipped", "text": "nothing staged in this run; not switched"}
         elif not staged.get("needs_switch"):
             rows[host] = {"state": "ok", "text": f"serves {staged['release']} already; not touched"}
-        elif not known.get("ready", True):
-            rows[host] = {"state": "failed", "text": "verification found what stops a switch; not switched"}
+        elif known.get("obstacles"):
+            rows[host] = {"state": "failed", "text": f"not switched: {known['obstacles']}"}
         else:
             switch.append(host)
     numbers = batch_numbers(len(switch), batches)

@@ -28,7 +28,9 @@ from .command import Ran, run
 from .deployment import Layout
 from .errors import Ds4Error
 from .files import human_bytes, link_atomic, read_json, write_json
-from .memory import read_meminfo
+from .findings import engine_hold_kib
+from .host import cuda_processes, ds4_processes
+from .memory import booked_kib, read_meminfo
 from .process import Process
 from .service import Service, State
 
@@ -63,6 +65,17 @@ class Machine:
     def available_kib(self) -> int:
         return read_meminfo()["MemAvailable"]
 
+    def given_back_kib(self, pid: int, residue_gib: float) -> int:
+        """Memory that an engine will give back; on GB10 most of it is under no name, see ``findings.engine_hold_kib``."""
+        seen = read_meminfo()
+        memory = {
+            "mem_total_kib": seen["MemTotal"],
+            "mem_available_kib": seen["MemAvailable"],
+            "booked_kib": booked_kib(seen),
+        }
+        engines = [engine for engine in ds4_processes() if engine["pid"] == pid]
+        return engine_hold_kib(memory, {"cuda_processes": cuda_processes()}, engines, residue_gib)
+
     def metrics(self, manifest: Mapping[str, Any]) -> dict[str, float]:
         return probe.metrics(manifest["service"]["host"], manifest["service"]["port"])
 
@@ -76,6 +89,10 @@ class Machine:
     def pass_gate(self, manifest: Mapping[str, Any], wait_seconds: float) -> int:
         """KiB available once the gate is open."""
         return gate.pass_gate(manifest, wait_seconds)[0].available_kib
+
+    def wait_for_memory(self, manifest: Mapping[str, Any], wait_seconds: float) -> int:
+        """KiB available once there is what ``manifest`` needs."""
+        return gate.wait_for_memory(manifest, wait_seconds).available_kib
 
     def ask(self, manifest: Mapping[str, Any], *arguments: str) -> Ran:
         """Run the deployment's binary as the service user for an answer that needs no model."""
@@ -454,17 +471,14 @@ class Switch:
         return text
 
     def _given_back(self) -> int:
-        """KiB that the running engine will free: what it took when it started, and at least its weights."""
+        """KiB that the engine which is to be ended will free."""
         target = self._from()
         if target.kind == "foreign":
-            return foreign.held_kib(target.process)
-        manifest = self.layout.manifest(target.deployment)
-        if manifest is None or not self.machine.state().running:
-            return 0
-        weights = sum(int(entry["bytes"] or 0) for entry in manifest["weights"]["files"].values()) // 1024
-        seen = read_json(os.path.join(self.layout.state, "held.json"))
-        measured = seen["held_kib"] if isinstance(seen, dict) and seen.get("deployment") == target.deployment else 0
-        return max(weights, int(measured))
+            return self.machine.given_back_kib(
+                foreign.read_record(target.process)["pid"], self.policy["memory_residue_gib"]
+            )
+        state = self.machine.state()
+        return self.machine.given_back_kib(state.pid, self.policy["memory_residue_gib"]) if state.running else 0
 
     def _requests(self) -> int:
         manifest = self.layout.manifest(self._from().deployment)
@@ -553,9 +567,9 @@ class Switch:
         return True
 
     def _memory(self, wanted: Mapping[str, Any]) -> str:
+        begun = self.machine.monotonic()
         available = self.machine.pass_gate(wanted, self.limits["memory_seconds"])
-        self.record.update(available_before_kib=available)
-        return f"{human_bytes(available * 1024)} available"
+        return f"{human_bytes(available * 1024)} available after {self.machine.monotonic() - begun:.1f} s"
 
     def _activate(self, wanted: Mapping[str, Any]) -> str:
         self.machine.activate(wanted)
@@ -620,10 +634,6 @@ class Switch:
         self.record.update(answered_at=answered, downtime_seconds=down)
 
     def _prove(self, wanted: Mapping[str, Any]) -> str:
-        before = self.record.data.get("available_before_kib")
-        if before:
-            held = max(0, before - self.machine.available_kib())
-            write_json(os.path.join(self.layout.state, "held.json"), {"deployment": wanted["id"], "held_kib": held})
         store.record_proven(self.layout, wanted, self.record.data["downtime_seconds"])
         self.machine.service.enable()
         return "starts at boot"
@@ -644,6 +654,8 @@ class Switch:
                 self.machine.service.disable()
                 return self._close("stopped", f"{told}. Nothing served here before, so the service is left stopped.")
             if target.kind == "foreign":
+                new = self.layout.manifest(data["to"]) or {}
+                self._step("memory again", lambda: self._memory_for_foreign(new))
                 self._step("start again", lambda: self._start_foreign(target.process))
                 return self._close("returned", f"{told}. The process that served before serves again, as it was.")
             old = self.layout.manifest(target.deployment) or {}
@@ -659,10 +671,13 @@ class Switch:
             self.machine.service.stop(self.limits["stop_seconds"] + 60)
             step = self.record.data["return_failure"]["step"]
             advice = " Reboot the host: memory does not come back." if step in ("memory again", "stop again") else ""
-            return self._close(
-                "stopped", f"{told}. Going back failed too: {error}{advice} The service is left stopped."
-            )
+            back = "Going back meets the same." if error.what == failure["what"] else f"Going back failed too: {error}"
+            return self._close("stopped", f"{told}.{advice} {back} The service is left stopped.")
         return self._close("returned", f"{told}. Deployment {old['id']} ({old['release']}) serves again.")
+
+    def _memory_for_foreign(self, new: Mapping[str, Any]) -> str:
+        """What ours needed is what its predecessor had; before that is back, nothing is started blindly."""
+        return f"{human_bytes(self.machine.wait_for_memory(new, self.limits['memory_seconds']) * 1024)} available"
 
     def _start_foreign(self, process: str) -> str:
         return self.machine.start_again(process, self.limits["ready_seconds"], self.policy)
