@@ -242,8 +242,12 @@ def command_line(manifest: Mapping[str, Any]) -> list[str]:
     return [manifest["build"]["server"], *manifest["args"]]
 
 
-def problems(manifest: Mapping[str, Any]) -> list[str]:
-    """Why a deployment could not be started: its binary or its weights are gone or other ones. Empty when whole."""
+def problems(manifest: Mapping[str, Any], coming: frozenset[str] = frozenset()) -> list[str]:
+    """Why a deployment could not be started: its binary or its weights are gone or other ones. Empty when whole.
+
+    Args:
+        coming: weights (sha256) that need not be there yet.
+    """
     found = []
     build = manifest["build"]
     if not os.access(build["server"], os.X_OK):
@@ -251,7 +255,7 @@ def problems(manifest: Mapping[str, Any]) -> list[str]:
     elif build["sha256"] and file_digest(build["server"]) != build["sha256"]:
         found.append(f"{build['server']} is not the binary that was built (replaced by hand?)")
     for role, entry in manifest["weights"]["files"].items():
-        problem = records.quick_check(entry["path"], entry["sha256"])
+        problem = "" if entry["sha256"] in coming else records.quick_check(entry["path"], entry["sha256"])
         if problem:
             found.append(f"{role} weights: {problem}")
     return found
@@ -418,7 +422,7 @@ def prune_plan(layout: Layout, builds: str, keep: int, in_use: set[str]) -> dict
 
 def _is_unneeded_build(path: str, newest: float) -> bool:
     record = os.path.join(path, "build.json")
-    return os.path.isfile(record) and os.stat(record).st_mtime <= newest
+    return is_ours(path) and os.path.isfile(record) and os.stat(record).st_mtime <= newest
 
 
 def prune(layout: Layout, plan: Mapping[str, list[str]]) -> None:
