@@ -26,6 +26,7 @@ LIMITS = {
     "start_seconds": 60,
     "ready_seconds": 30,
     "stop_seconds": 10,
+    "exchange_seconds": 60,
     "busy_seconds": 5,
     "cut_seconds": 2,
 }
@@ -92,6 +93,9 @@ class FakeMachine(switch.Machine):
         self.never_ready: set[str] = set()
         self.wrong: set[str] = set()  # deployments that answer wrongly
         self.broken: dict[str, list[str]] = {}  # deployment → problems of its files
+        self.absent: set[str] = set()  # deployments whose weights come only in the switch
+        self.deleted: set[str] = set()  # deployments whose weights were deleted
+        self.fetch_fails = False
         self.refused_flag = ""
         self.keeps_memory = False
         self.memory_late = 0  # gate calls that fail first
@@ -193,8 +197,22 @@ class FakeMachine(switch.Machine):
     def drift(self, manifest: Mapping[str, Any]) -> list[str]:
         return [] if self.pid and self.process == manifest["id"] == self.unit else ["it differs"]
 
-    def problems(self, manifest: Mapping[str, Any]) -> list[str]:
+    def problems(self, manifest: Mapping[str, Any], coming: frozenset[str] = frozenset()) -> list[str]:
+        if manifest["id"] in self.deleted or (manifest["id"] in self.absent and not coming):
+            return ["base weights: No such file or directory"]
         return self.broken.get(manifest["id"], [])
+
+    def coming(self) -> frozenset[str]:
+        return frozenset({"sha256 of the new weights"}) if self.absent else frozenset()
+
+    def exchange(self, seconds: float) -> str:
+        assert not self.pid, "nothing is deleted under a running engine"
+        self.act("delete and fetch")
+        self.deleted.add(OLD)
+        if self.fetch_fails:
+            raise Ds4Error("The weights did not arrive in time")
+        self.absent.clear()
+        return "deleted legacy base; 0731: base fetched"
 
     def activate(self, manifest: Mapping[str, Any]) -> None:
         self.act(f"activate {manifest['id']}")
@@ -247,7 +265,7 @@ class FakeMachine(switch.Machine):
         self.boot += "+"
         self.pid, self.process, self.free, self.foreign_runs = 0, "", 120, False
         self.keeps_memory = self.immortal = False
-        if self.enabled and self.unit and self.unit not in self.dies:
+        if self.enabled and self.unit and self.unit not in self.dies | self.deleted:
             self.pid, self.process, self.free = 9000 + self.actions, self.unit, 120 - self.held
 
 
@@ -433,6 +451,56 @@ def test_going_back_skips_a_deployment_whose_files_are_gone(machine: FakeMachine
     record = run(machine)
     assert record.data["outcome"] == "returned"
     assert record.data["serving"] == OLDER
+
+
+def test_weights_that_fit_only_after_the_old_ones_have_gone(machine: FakeMachine) -> None:
+    machine.absent = {NEW}
+    record = run(machine)
+    assert record.data["outcome"] == "proven"
+    assert machine.log == ["stop", "delete and fetch", f"activate {NEW}", f"start {NEW}"]
+    assert steps(record)[3:6] == ["stop", "exchange", "memory"]
+
+
+def test_weights_that_nobody_is_going_to_bring_stop_nothing(machine: FakeMachine) -> None:
+    machine.broken = {NEW: ["base weights: No such file or directory"]}
+    record = run(machine)
+    assert (record.data["outcome"], machine.log) == ("refused", [])
+
+
+@pytest.mark.parametrize("fault", ["fetch_fails", "wrong"])
+def test_after_the_old_weights_have_gone_there_is_no_way_back(machine: FakeMachine, fault: str) -> None:
+    machine.absent = {NEW}
+    machine.fetch_fails = fault == "fetch_fails"
+    machine.wrong = {NEW} if fault == "wrong" else set()
+    record = run(machine)
+    assert record.data["outcome"] == "stopped"
+    assert "old weights were deleted as asked" in record.data["message"]
+    assert not machine.pid
+    assert not machine.enabled
+
+
+@pytest.mark.parametrize("how", ["kill", "reboot"])
+def test_an_exchange_of_weights_is_taken_up_wherever_it_was_killed(layout: Layout, how: str) -> None:
+    for point in range(1, 8):
+        for entry in Path(layout.state).glob("**/*"):
+            if entry.is_file() or entry.is_symlink():
+                entry.unlink()
+        store.record_proven(layout, manifest(OLD, "v0.6.4"), None)
+        machine = FakeMachine(layout)
+        machine.absent, machine.kill_at = {NEW}, point
+        switch.request(layout, NEW, {}, "test")
+        killed = not one_run(machine, layout)
+        if killed and how == "reboot":
+            machine.reboot()
+        assert not killed or one_run(machine, layout)
+        record = switch.last_record(layout)
+        assert record is not None
+        assert record.data["outcome"] in {"proven", "refused"}
+        assert machine.running() == (NEW if record.data["outcome"] == "proven" else OLD)
+        if not killed:
+            assert point > 4
+            return
+    raise AssertionError("it has fewer actions than that")
 
 
 def test_the_running_deployment_that_lacks_its_proof_is_only_asked(machine: FakeMachine) -> None:

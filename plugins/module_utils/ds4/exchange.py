@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from . import adoption, fetch_unit, generations, space
 from .errors import Ds4Error
 from .files import human_bytes, read_json, write_json
 from .host import ds4_processes
-from .plan import Plan
+from .plan import Plan, load
 from .wanted import ROOM, Look, Outcome, Wanted, result_of
 
 
@@ -94,6 +95,23 @@ def leave_to_switch(
     state = "planned" if check else "deferred"
     return Outcome(
         state, {"changed": bool(changes), "msg": text, "exchange": exchange, **result, "ds4_summary": summary}
+    )
+
+
+def forget(layout: fetch_unit.Layout) -> None:
+    """Everything fits after all: nothing is left to the switch."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(layout.exchange)
+
+
+def coming(plan_path: str, state: str) -> frozenset[str]:
+    """Contents (sha256) that arrive only in the switch, once the old files are gone; empty when nothing was left to it."""
+    planned = read_json(os.path.join(state, fetch_unit.EXCHANGE))
+    if not isinstance(planned, dict):
+        return frozenset()
+    plan = load(plan_path)
+    return (
+        frozenset(item.sha256 for item in plan.files if item.sha256) if planned.get("plan") == plan.id else frozenset()
     )
 
 

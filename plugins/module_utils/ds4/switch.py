@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from . import deployment as store
-from . import foreign, gate, probe
+from . import exchange, foreign, gate, probe, weights
 from .command import Ran, run
 from .deployment import Layout
 from .errors import Ds4Error
@@ -103,8 +103,20 @@ class Machine:
     def drift(self, manifest: Mapping[str, Any]) -> list[str]:
         return store.drift(manifest, self.layout, self.state())
 
-    def problems(self, manifest: Mapping[str, Any]) -> list[str]:
-        return store.problems(manifest)
+    def problems(self, manifest: Mapping[str, Any], coming: frozenset[str] = frozenset()) -> list[str]:
+        return store.problems(manifest, coming)
+
+    def coming(self) -> frozenset[str]:
+        """Weights (sha256) that staging left to this switch, because they fit only once the old ones are gone."""
+        return exchange.coming(os.path.join(self._weights_state, "plan.json"), self._weights_state)
+
+    def exchange(self, seconds: float) -> str:
+        """Delete the old weights as planned, then fetch the new ones."""
+        return weights.make_exchange(os.path.join(self._weights_state, "plan.json"), self._weights_state, seconds)
+
+    @property
+    def _weights_state(self) -> str:
+        return os.path.join(self.layout.state, "weights")
 
     def activate(self, manifest: Mapping[str, Any]) -> None:
         store.activate(manifest, self.layout, self.service)
@@ -405,6 +417,8 @@ class Switch:
                 self._step("wait for requests", self._wait_for_requests)
             if not self._done("activate"):  # taken up again after that, the unit on disk is the new one
                 self._step("stop", lambda: self._stop(self._from()))
+                if self.machine.problems(wanted) and self.machine.coming():
+                    self._step("exchange", lambda: self._exchange(wanted))
                 self._step("memory", lambda: self._memory(wanted))
                 self._step("activate", lambda: self._activate(wanted))
             self._step("start", lambda: self._start(wanted))
@@ -419,7 +433,11 @@ class Switch:
     def _check(self, wanted: Mapping[str, Any]) -> str:
         """What can be known before anything stops: files whole, binary answers, every option known to it."""
         store.refuse_foreign_files(self.layout)
-        missing = self.machine.problems(wanted)
+        self._require_whole(wanted, self.machine.coming())
+        return f"deployment {wanted['id']} is whole; " + check_binary(wanted, self.machine.ask)
+
+    def _require_whole(self, wanted: Mapping[str, Any], coming: frozenset[str] = frozenset()) -> None:
+        missing = self.machine.problems(wanted, coming)
         if missing:
             raise Ds4Error(
                 f"Deployment {wanted['id']} cannot be started",
@@ -427,7 +445,6 @@ class Switch:
                 required="its build and its weights, as they were verified",
                 cure="run site.yml, which builds and fetches what is missing",
             )
-        return f"deployment {wanted['id']} is whole; " + check_binary(wanted, self.machine.ask)
 
     def _remember_what_serves(self, wanted: Mapping[str, Any]) -> None:
         """Find out what would be put back, before it is touched.
@@ -566,6 +583,12 @@ class Switch:
             self.machine.sleep(0.1)
         return True
 
+    def _exchange(self, wanted: Mapping[str, Any]) -> str:
+        """There is no room for old and new weights together, and the operator gave up the way back."""
+        text = self.machine.exchange(self.limits["exchange_seconds"])
+        self._require_whole(wanted)
+        return text
+
     def _memory(self, wanted: Mapping[str, Any]) -> str:
         begun = self.machine.monotonic()
         available = self.machine.pass_gate(wanted, self.limits["memory_seconds"])
@@ -652,7 +675,10 @@ class Switch:
             target = self._target()
             if target.kind == "none":
                 self.machine.service.disable()
-                return self._close("stopped", f"{told}. Nothing served here before, so the service is left stopped.")
+                why = "Nothing served here before"
+                if any(step["name"] == "exchange" for step in data["steps"]):
+                    why = "The old weights were deleted as asked, so nothing can return"
+                return self._close("stopped", f"{told}. {why}; the service is left stopped. Run again to go on.")
             if target.kind == "foreign":
                 new = self.layout.manifest(data["to"]) or {}
                 self._step("memory again", lambda: self._memory_for_foreign(new))

@@ -47,6 +47,8 @@ def present(wanted: Wanted, python: str, *, check: bool, wait_seconds: float) ->
     found = look(wanted)
     changes = fetch_unit.install(wanted.plan, layout, python, move=wanted.adopt_move, check=check)
     if not found.missing:
+        if not check:
+            exchange.forget(layout)
         if changes and not check:
             fetch_unit.store(wanted.plan, layout, changes)
         report = exchange.report(wanted)
@@ -60,6 +62,7 @@ def present(wanted: Wanted, python: str, *, check: bool, wait_seconds: float) ->
         return exchange.leave_to_switch(wanted, found, tight, changes, check=check)
     if check:
         return Outcome("planned", _planned(wanted, found, changes))
+    exchange.forget(layout)
     unit = unit_now()
     attached = unit.busy and layout.plan not in changes
     if not attached:
@@ -67,7 +70,8 @@ def present(wanted: Wanted, python: str, *, check: bool, wait_seconds: float) ->
             fetch_unit.stop()
         fetch_unit.store(wanted.plan, layout, changes)
         fetch_unit.start(wanted.plan, layout)
-    return follow(wanted, wait_seconds, changed=not attached)
+    outcome = follow(wanted, wait_seconds, changed=not attached)
+    return outcome._replace(result={**outcome.result, **exchange.report(wanted)})
 
 
 def _refuse_foreign(layout: Layout) -> None:
