@@ -206,6 +206,27 @@ def test_dead_man_gives_back_also_after_a_reboot(zoo: Host) -> None:
     assert look(zoo) == before
 
 
+def test_swap_policy_is_checked_first_and_undone(zoo: Host) -> None:
+    before = look(zoo)
+    value = "/proc/sys/vm/swappiness"
+    refused = verb(zoo, "serve", swap="low_swappiness")  # a container may not set it
+    assert "serving_mode_swap: keep" in refused["error"]["cure"]
+    assert look(zoo) == before
+    zoo.run(f"cat {value} >/run/swappiness && mount --bind /run/swappiness {value}")
+    was = zoo.read(value)
+    assert verb(zoo, "serve", swap="low_swappiness")["changed"]
+    assert zoo.read(value).strip() == "10"
+    assert verb(zoo, "serve", swap="low_swappiness")["changed"] is False
+    assert verb(zoo, "restore")["changed"]
+    assert zoo.read(value) == was and look(zoo) == before
+    zoo.run(
+        "printf 'Filename Type Size Used Priority\\n/swap.img file 209715200 209715200 -2\\n' >/run/swaps && mount --bind /run/swaps /proc/swaps"
+    )
+    refused = verb(zoo, "serve", swap="off")
+    assert "200.0 GiB swapped out" in refused["error"]["found"]
+    assert look(zoo) == before
+
+
 def _wait(condition: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -267,6 +288,8 @@ def test_role_over_ssh(zoo: Host) -> None:
     assert done.task("spark1", "Cancel the dead man's switch")["changed"]
     assert not zoo.exists("/etc/systemd/system/ds4-desktop-deadman.timer")
     assert "+6." in applied["ds4_summary"]["text"]  # GiB that the table at the end tells
+    calendar = zoo.run("systemctl show apt-daily.timer -p TimersCalendar").out
+    assert "Sun *-*-* 03:00:00" in calendar and calendar.count("OnCalendar=") == 1
     again = run_role(zoo, "serving", **window)
     assert again.changed("spark1") == []
     assert run_role(zoo, "serving", check=True, **window).changed("spark1") == []
