@@ -258,6 +258,11 @@ gained_kib:
   type: int
   returned: unless O(target=confirm)
   sample: 12689120
+needs_change:
+  description: In check mode, whether a run would change something, for a play that reports with C(changed_when) false.
+  type: bool
+  returned: always
+  sample: false
 serving:
   description: Something is held.
   type: bool
@@ -362,7 +367,7 @@ def main() -> None:
         module.fail_json(**error.result(), ds4_summary=summary)
     for note in result.get("notes", []):
         module.warn(f"Serving mode: {note}")
-    module.exit_json(**result)
+    module.exit_json(**result, needs_change=result["changed"] and module.check_mode)
 
 
 if __name__ == "__main__":

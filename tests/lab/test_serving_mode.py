@@ -266,6 +266,11 @@ def test_role_over_ssh(zoo: Host) -> None:
     )
     session = run_role(zoo, "serving")
     assert session.rc != 0
+    told = session.task("spark1", "apply | Take the desktop away, give it back, or tell what it holds")
+    # The report before it told the same, changed nothing and stopped nothing.
+    report = next(data["res"] for data in session.results("spark1", "ok") if "findings" in data["res"])
+    assert report["findings"] == told["error"]["evidence"]["findings"]
+    assert report["needs_change"] and not report["changed"]
     assert "spark (x11, session" in session.failed("spark1")[0]
     assert look(zoo) == before
     zoo.run("systemctl stop zoo-session")
@@ -292,6 +297,8 @@ def test_role_over_ssh(zoo: Host) -> None:
     assert "Sun *-*-* 03:00:00" in calendar and calendar.count("OnCalendar=") == 1
     again = run_role(zoo, "serving", **window)
     assert again.changed("spark1") == []
+    needs = [data["res"]["needs_change"] for data in again.results("spark1", "ok") if "needs_change" in data["res"]]
+    assert needs == [False, False]  # the report in check mode, and the run
     assert run_role(zoo, "serving", check=True, **window).changed("spark1") == []
 
     back = play(zoo.lab, "desktop.yml")

@@ -10,9 +10,10 @@ import pytest
 
 from ds4 import serving_mode_reach as reach
 from ds4.command import Ran
+from ds4.errors import Ds4Error
 from ds4.serving_mode_plan import Rule
 from ds4.serving_mode_reach import Connection, connection, guards, people, user_managers
-from ds4.serving_mode_units import Unit, by_name, closure, describe, isolate_would_stop, links_of, parse_show
+from ds4.serving_mode_units import Systemd, Unit, by_name, closure, describe, isolate_would_stop, links_of, parse_show
 
 # systemd 252, properties shortened to those that matter here
 SHOW = """\
@@ -137,6 +138,25 @@ def test_isolate_is_computed_as_systemd_does_it() -> None:
     )
     assert closure("multi-user.target", units) == {"multi-user.target", "a.service", "deep.service", "b.socket"}
     assert isolate_would_stop("multi-user.target", units) == ["gdm.service", "graphical.target"]
+
+
+def test_a_users_manager_that_has_ended_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ds4.serving_mode_units._account", lambda uid: f"user{uid}")
+    alive: list[str] = []
+
+    def run(argv: Sequence[str], **_options: object) -> Ran:
+        if argv[1] == "is-active":
+            return Ran(0 if alive else 3, "", "")
+        return Ran(1, "", "Failed to connect to bus: No such file or directory")
+
+    systemd = Systemd(runner=run)
+    assert [unit.exists for unit in systemd.show(["a.service", "b.service"], "120")] == [False, False]
+    assert systemd.loaded("120") == []
+    systemd.reload("120")
+    alive.append("120")
+    for call in (lambda: systemd.show(["a.service"], "120"), lambda: systemd.reload("120"), lambda: systemd.loaded()):
+        with pytest.raises(Ds4Error):
+            call()
 
 
 # ------------------------------------------------------------------------------------------------------ connection

@@ -209,6 +209,8 @@ class Systemd:
 
     def _show(self, names: Sequence[str], manager: str) -> list[Unit]:
         answer = self.ctl("show", f"--property={_PROPERTIES}", "--", *names, manager=manager)
+        if answer.rc != 0 and self._is_gone(manager):
+            return [Unit(name, (name,), load="not-found") for name in names if UNIT_NAME.match(name)]
         if answer.rc != 0:
             who = "systemd" if manager == SYSTEM else f"The user manager of uid {manager}"
             raise Ds4Error(
@@ -218,6 +220,10 @@ class Systemd:
                 cure="run `systemctl status` on the host",
             )
         return parse_show(answer.out)
+
+    def _is_gone(self, manager: str) -> bool:
+        """True for a user's manager that has ended, as that of a login screen does: nothing runs there any more."""
+        return manager != SYSTEM and self.ctl("is-active", "--quiet", f"user@{manager}.service").rc != 0
 
     def show(self, names: Sequence[str], manager: str = SYSTEM) -> list[Unit]:
         """One unit per name, in their order; an unknown name gives a unit that does not exist.
@@ -248,7 +254,7 @@ class Systemd:
             Ds4Error: it did not.
         """
         answer = self.ctl("daemon-reload", manager=manager)
-        if answer.rc != 0:
+        if answer.rc != 0 and not self._is_gone(manager):
             raise Ds4Error(
                 "systemd did not read its unit files again",
                 found=(answer.err.strip() or f"exit {answer.rc}"),
