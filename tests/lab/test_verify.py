@@ -326,16 +326,24 @@ def test_sudo_with_a_password(sparks: Callable[..., list[Host]]) -> None:
 BOGUS_PYTHON = "#!/bin/sh\necho 'this is no python' >&2\nexit 3\n"
 
 
-@pytest.mark.parametrize("pipelining", ["True", "False"])
-def test_requiretty_no_acl_bogus_python_and_pyenv(sparks: Callable[..., list[Host]], pipelining: str) -> None:
+@pytest.mark.parametrize(("pipelining", "requiretty"), [("True", False), ("False", False), ("False", True)])
+def test_requiretty_no_acl_bogus_python_and_pyenv(
+    sparks: Callable[..., list[Host]], pipelining: str, requiretty: bool
+) -> None:
     """Nothing special is needed of a host: the distribution's python3, sudo, sh."""
-    (host,) = sparks(1, without=["acl"], requiretty=pipelining == "False")
+    (host,) = sparks(1, without=["acl"], requiretty=requiretty)
     host.put("/usr/local/bin/python3", BOGUS_PYTHON, 0o755)
     host.put("/home/spark/.pyenv/shims/python3", BOGUS_PYTHON, 0o755)
     host.put("/home/spark/.bashrc", "export PATH=$HOME/.pyenv/shims:$PATH\n")
-    arguments = [] if pipelining == "True" else ["-e", "ansible_ssh_use_tty=true"]
-    result = harness.play(
-        host.lab, tags="verify", env={"ANSIBLE_PIPELINING": pipelining}, extra_vars=REAL_GATE, arguments=arguments
-    )
+    result = harness.play(host.lab, tags="verify", env={"ANSIBLE_PIPELINING": pipelining}, extra_vars=REAL_GATE)
     assert sound(result, host.name)
     assert result.task(host.name, "Look at the host")["python"]["executable"] == "/usr/bin/python3"
+
+
+def test_a_terminal_that_sudo_demands_is_told(sparks: Callable[..., list[Host]]) -> None:
+    (host,) = sparks(1, requiretty=True)
+    result = verify(host.lab)
+    assert findings(result, host.name) == ["probe"]
+    assert "ansible_pipelining: false" in result.failed(host.name)[-1]
+    with host_variables(host.lab, spark1={"ansible_pipelining": False}):
+        assert sound(verify(host.lab), host.name)

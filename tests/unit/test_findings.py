@@ -737,6 +737,15 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
         ["probe"],
         ["could not be looked at (gpu, memory, host)", "--ask-become-pass"],
     ),
+    (
+        "sudo wants a terminal",
+        [
+            put(probe, {"msg": "MODULE FAILURE", "module_stderr": "sudo: sorry, you must have a tty to run sudo\n"})
+            for probe in ("gpu", "memory", "host")
+        ],
+        ["probe"],
+        ["MODULE FAILURE sudo: sorry, you must have a tty", "ansible_pipelining: false"],
+    ),
     ("misspelt override", [put("policy.allow", ["dsk"])], ["allow"], ["found:    dsk", "architecture, clock"]),
 ]
 

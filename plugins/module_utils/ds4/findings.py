@@ -229,13 +229,15 @@ class _Judge:
         silent: dict[str, list[str]] = {}
         for name, (key, result) in zip(("gpu", "memory", "host"), self._probes()):
             if key not in result:
-                said = str(result.get("msg") or result.get("module_stderr") or "no result").strip()
-                silent.setdefault(said[:400], []).append(name)
+                parts = [str(result.get(part) or "").strip()[-400:] for part in ("msg", "module_stderr")]
+                silent.setdefault(" ".join(filter(None, parts)) or "no result", []).append(name)
         for said, names in silent.items():
             cure = f"run `ansible HOST -m spark_{names[0]}_info --become -vvv` from the repository"
-            if "password" in said.lower() or "sudo" in said.lower():
+            if "must have a tty" in said:
+                cure = "sudo there demands a terminal (requiretty): set `ansible_pipelining: false` for the host"
+            elif "password" in said.lower() or "sudo" in said.lower():
                 cure = "give the sudo password with `--ask-become-pass`, or let the user run sudo without one"
-            self.add("probe", probe=", ".join(names), found=said, cure=cure)
+            self.add("probe", probe=", ".join(names), found=" ".join(said.split()), cure=cure)
 
     def _allow(self) -> None:
         known = sorted({str(entry["allow"]) for entry in self.catalogue.values() if entry["allow"]})
