@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from . import hosts, image, memory, network, services, system
+from . import emulation, hosts, image, memory, network, services, system
 from .hub import Control
 from .system import LabError, Ran
 
@@ -82,6 +82,8 @@ class Host:
             leader = self.leader
             if leader is None or leader == not_leader:
                 return ""
+            if self.options.architecture:
+                emulation.give_address(leader, self.address)
             state = self.run(["systemctl", "is-system-running"], check=False).out.strip()
             return state if state in ("running", "degraded") and self._reachable() else ""
 
@@ -452,8 +454,10 @@ class Lab:
         for given in (options, *per_host.values()):
             if set(given) - set(known):
                 raise LabError(f"Unknown host options {sorted(set(given) - set(known))}. Known: {', '.join(known)}.")
-        image.layers()
-        image.toolkit()
+        for architecture in {str(given.get("architecture", "")) for given in (options, *per_host.values())} | {""}:
+            emulation.require(architecture)
+            image.layers(architecture)
+            image.toolkit(architecture)
         with system.lock(f"instance-{self.name}"):
             if self.running and not replace:
                 raise LabError(f"The instance {self.name} runs. Cure: python3 -m lab down --name {self.name}")

@@ -85,6 +85,7 @@ class HostOptions:
         memory: laid over memory.DEFAULTS (kB).
         dmi: laid over DMI.
         disks: mount point → size (MiB) of an ext4 file system of its own there.
+        architecture: Debian's name of it, ``arm64``, run under emulation (slow); empty for this machine's own.
     """
 
     user: str = "spark"
@@ -97,6 +98,7 @@ class HostOptions:
     memory: dict[str, Any] = dataclasses.field(default_factory=dict)
     dmi: dict[str, str] = dataclasses.field(default_factory=dict)
     disks: dict[str, int] = dataclasses.field(default_factory=dict)
+    architecture: str = ""
 
 
 def instance_dir(instance: str) -> str:
@@ -226,18 +228,20 @@ def seed(instance: str, name: str, public_key: str) -> None:
             _whiteout(upper, f"etc/systemd/system/{unit.wanted_by}.wants/{unit.name}")
         put("etc/systemd/system/.keep", "")
         os.symlink("/lib/systemd/system/multi-user.target", os.path.join(upper, "etc/systemd/system/default.target"))
+    if options.architecture:  # networkd does not start under emulation; lab/emulation.py gives the address
+        _whiteout(upper, "etc/systemd/system/multi-user.target.wants/systemd-networkd.service")
     if not options.cuda:
         _whiteout(upper, "usr/local/cuda")
         _whiteout(upper, image.CUDA_HOME.lstrip("/"))
     if options.gpu.get("state") == "absent":
         _whiteout(upper, "usr/bin/nvidia-smi")
     if options.without:
-        _purge(path, options.without)
+        _purge(path, options)
 
 
 def _accounts(upper: str, options: HostOptions, public_key: str) -> None:
     """Two logins with the same key: the operator's, and one whose sudo asks for a password."""
-    base = image.base()
+    base = image.base(options.architecture)
     texts = {name: system.read(os.path.join(base, "etc", name)) for name in ("passwd", "shadow", "group", "gshadow")}
     password = system.run(["openssl", "passwd", "-6", "-salt", "simulated", "-stdin"], stdin=SUDO_PASSWORD).out.strip()
     for uid, user in ((1000, options.user), (1001, GUARDED_USER)):
@@ -273,7 +277,7 @@ def _whiteout(upper: str, file: str) -> None:
     os.mknod(path, 0o020000, os.makedev(0, 0))
 
 
-def _purge(path: str, packages: list[str]) -> None:
+def _purge(path: str, options: HostOptions) -> None:
     """Remove packages from a host that does not run, by its own dpkg."""
     script = (
         'mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/root" && '
@@ -281,7 +285,19 @@ def _purge(path: str, packages: list[str]) -> None:
         'chroot "$dir" env DEBIAN_FRONTEND=noninteractive dpkg --purge --force-depends --force-remove-protected "$@"'
     )
     os.makedirs(os.path.join(path, "root"), exist_ok=True)
-    system.run(["unshare", "--mount", "sh", "-c", script, "sh", ":".join(image.layers()), path, *packages])
+    system.run(
+        [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            ":".join(image.layers(options.architecture)),
+            path,
+            *options.without,
+        ]
+    )
 
 
 def _disk_file(path: str, mount_point: str) -> str:
@@ -300,7 +316,7 @@ def _boot_script(instance: str, name: str, subnet: int, options: HostOptions) ->
     path = directory(instance, name)
     root = os.path.join(path, "root")
     os.makedirs(root, exist_ok=True)
-    lower = ":".join(image.layers())
+    lower = ":".join(image.layers(options.architecture))
     nspawn = [
         *("setpriv", "--pdeathsig", "KILL", "systemd-nspawn", "--quiet", "--boot", "--console=read-only"),
         *(f"--directory={root}", f"--machine={machine_name(subnet, name)}", f"--hostname={name}"),
@@ -313,7 +329,9 @@ def _boot_script(instance: str, name: str, subnet: int, options: HostOptions) ->
     mounts = []
     if options.cuda:
         os.makedirs(os.path.join(path, "cuda"), exist_ok=True)
-        mounts.append(f"mount -t overlay overlay -o ro,lowerdir={':'.join(image.toolkit())} {path}/cuda")
+        mounts.append(
+            f"mount -t overlay overlay -o ro,lowerdir={':'.join(image.toolkit(options.architecture))} {path}/cuda"
+        )
         nspawn.append(f"--bind-ro={path}/cuda:{image.CUDA_HOME}")
     for mount_point in options.disks:
         file = _disk_file(path, mount_point)

@@ -19,7 +19,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 
-from . import desktop, system
+from . import desktop, emulation, system
 
 SUITE = "bookworm"
 MIRROR = os.environ.get("DS4_LAB_MIRROR", "http://deb.debian.org/debian")
@@ -43,15 +43,19 @@ CUOBJDUMP_WHEEL = "nvidia-cuda-cuobjdump==13.2.51"
 RECIPE = 1
 
 
-def layers() -> list[str]:
-    """Directories to stack for a host, uppermost first (overlayfs order); made when missing."""
-    return [guest(), base()]
+def layers(architecture: str = "") -> list[str]:
+    """Directories to stack for a host, uppermost first (overlayfs order); made when missing.
+
+    Args:
+        architecture: Debian's name of it; empty for this machine's own.
+    """
+    return [guest(), base(architecture)]
 
 
-def base() -> str:
+def base(architecture: str = "") -> str:
     """The cached Debian root file system."""
-    recipe = json.dumps([RECIPE, SUITE, PACKAGES, SPARE_PACKAGES])
-    return cached("base", recipe, _make_base)
+    recipe = json.dumps([RECIPE, SUITE, PACKAGES, SPARE_PACKAGES, *([architecture] if architecture else [])])
+    return cached("base", recipe, lambda path: _make_base(path, architecture))
 
 
 def guest() -> str:
@@ -62,8 +66,15 @@ def guest() -> str:
     return cached("guest", "\0".join(content), lambda path: _make_guest(source, path))
 
 
-def toolkit() -> list[str]:
+def toolkit(architecture: str = "") -> list[str]:
     """Directories that together are the CUDA toolkit, uppermost first."""
+    if architecture:
+        wheels = [CUOBJDUMP_WHEEL, *TOOLKIT_WHEELS]
+        return [
+            cached(
+                "toolkit", json.dumps([architecture, *wheels]), lambda path: _unpack_wheels(wheels, path, architecture)
+            )
+        ]
     extra = cached("cuobjdump", CUOBJDUMP_WHEEL, lambda path: _unpack_wheels([CUOBJDUMP_WHEEL], path))
     if os.access(os.path.join(CUDA_HOME, "bin", "nvcc"), os.X_OK):
         return [extra, CUDA_HOME]
@@ -107,8 +118,9 @@ def _entries() -> list[str]:
     return sorted(path for path in glob.glob(os.path.join(system.CACHE_DIR, "*-*")) if os.path.isdir(path))
 
 
-def _make_base(path: str) -> None:
-    print("lab: making the base image (Debian packages, about 1 minute, once)", file=sys.stderr, flush=True)
+def _make_base(path: str, architecture: str = "") -> None:
+    about = f"{architecture} under emulation, about 5 minutes" if architecture else "about 1 minute"
+    print(f"lab: making the base image (Debian packages, {about}, once)", file=sys.stderr, flush=True)
     fetch = (
         f'mkdir -p "$1{SPARE_DIR}" && cd "$1{SPARE_DIR}" && chroot "$1" sh -c '
         f"'cd {SPARE_DIR} && apt-get -o APT::Sandbox::User=root download {' '.join(SPARE_PACKAGES)}'"
@@ -118,6 +130,7 @@ def _make_base(path: str) -> None:
             *("mmdebstrap", "--quiet", "--variant=minbase", "--mode=root", '--aptopt=Acquire::Languages "none"'),
             *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale", "info")),
             f"--include={','.join(PACKAGES)}",
+            *([f"--architectures={architecture}"] if architecture else []),
             f"--customize-hook={fetch}",
             *(SUITE, path, MIRROR),
         ],
@@ -174,15 +187,18 @@ def _make_guest(source: str, path: str) -> None:
     os.symlink(os.path.basename(CUDA_HOME), os.path.join(path, "usr/local/cuda"))
 
 
-def _unpack_wheels(wheels: list[str], path: str) -> None:
+def _unpack_wheels(wheels: list[str], path: str, architecture: str = "") -> None:
     if system.run([sys.executable, "-m", "pip", "--version"], check=False).rc != 0:
         raise system.LabError(
             f"{sys.executable} has no pip, which fetches {', '.join(wheels)}. Cure: make venv, then .venv/bin/python3 -m lab …"
         )
     print(f"lab: fetching {', '.join(wheels)} from the Python package index", file=sys.stderr, flush=True)
+    foreign = []
+    if architecture:
+        foreign = ["--only-binary=:all:", *(f"--platform={name}" for name in emulation.named(architecture).wheels)]
     with tempfile.TemporaryDirectory() as downloads:
         system.run(
-            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", downloads, *wheels],
+            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", downloads, *foreign, *wheels],
             timeout=1200,
         )
         unpacked = os.path.join(downloads, "unpacked")
