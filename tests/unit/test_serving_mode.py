@@ -664,6 +664,11 @@ def test_cut_anywhere_then_back_is_exact(
         except Cut:
             pass
         cutter(10**9)
+        if point % 2:  # the next run goes on, as if nothing had happened
+            serving(dead_man_seconds=0).serve()
+            assert serving(dead_man_seconds=0).serve()["changed"] is False
+            assert {host.loaded[unit] for unit in ("gdm.service", "cups.socket", "linked.service")} == {"masked"}
+            assert {"gdm.service", "hand.service", "along.service"}.isdisjoint(host.active)
         serving().restore()
         assert host.state() == before, f"cut after {point} operations"
         if reached_end:

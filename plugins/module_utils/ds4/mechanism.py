@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         serving_mode_reach,
         serving_mode_settings,
         serving_mode_snapshot,
+        serving_mode_tell,
         serving_mode_units,
         settings,
         space,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from . import serving_mode_settings as settings_of
+from . import serving_mode_tell as tell
 from .command import run, which
 from .errors import Ds4Error
 from .files import MARKER_LINE, human_bytes, read_text
@@ -26,10 +27,9 @@ from .serving_mode_host import Reading, Request, hashes, read_host
 from .serving_mode_plan import DISPLAY_GROUP, Back, Plan, Policy, Seen, give_back, plan_strip, record
 from .serving_mode_reach import connection, guards
 from .serving_mode_snapshot import DEFAULT_TARGET, Snapshot, Store, boot_id, utc
+from .serving_mode_tell import DEAD_MAN_OUTCOME, ROOM
 from .serving_mode_units import MASK, SYSTEM, USER, Runner, Systemd, local_files, split
 
-ROOM = "serving_mode"
-DEAD_MAN_OUTCOME = "dead man's switch"
 _WRAPPER = """\
 #!/bin/sh
 # {marker}: gives the desktop back, or shows what serving mode holds
@@ -136,7 +136,7 @@ class ServingMode:
             rows.append(item.row())
         going = [row for row in rows if row["action"] == "none" and row["now"].startswith("active")]
         held_kib = sum(row["memory_kib"] for row in going)
-        text = f"unmanaged; {len(going)} running units could go{_held(held_kib * 1024)}"
+        text = f"unmanaged; {len(going)} running units could go{tell.held(held_kib * 1024)}"
         notes = []
         if reading.snapshot is not None:
             text = f"unmanaged, but {len(reading.held)} units are held since {reading.snapshot.taken_at}"
@@ -175,21 +175,25 @@ class ServingMode:
         target_back = reading.held_target if DISPLAY_GROUP not in request.selected else None
         rows = [item.row() for item in plan.items]
         result = self._common(reading, rows, list(plan.notes))
-        result["findings"] = self._findings(plan, reading)
+        available = result["mem_available_before_kib"]
+        result["findings"] = tell.findings(plan, reading.people, request, self.root, available)
         result["falls_at_boot"] = plan.falls
         then = target_back["resolved"] if target_back else plan.default_target
         result["default_target"]["then"] = then or result["default_target"]["now"]
         result["changed"] = bool(plan.strips() or plan.default_target or backs or target_back or settings.changes)
-        result["diff"] = self._diff(rows, result["default_target"], settings)
-        result["notes"] += self._told(plan, reading)
+        result["diff"] = tell.diff(rows, result["default_target"], settings, self.root)
+        last = self.store.last_archived() if reading.snapshot is None else None
+        result["notes"] += tell.notes(plan, reading.people, request.force, last)
         if result["findings"] and request.stop_on_findings:
-            raise _stopped(plan, result)
+            raise tell.stopped(plan, result)
         if request.check or not result["changed"]:
-            result["ds4_summary"] = self._summary_without_change(plan, result)
+            text = tell.planned(plan, result) if result["changed"] else tell.nothing_to_do(plan, result)
+            state = "planned" if result["changed"] else "ok"
+            result["ds4_summary"] = {"room": ROOM, "state": state, "text": text, "gained_kib": result["gained_kib"]}
             return result
         settings.check(self.root)
         refuse_foreign(self._wrapper_path)
-        before = result["mem_available_before_kib"]
+        before = available
         self._take_snapshot(plan, reading, settings, before)
         arms = bool(request.dead_man_seconds and (plan.strips() or plan.default_target))
         if arms:
@@ -202,7 +206,7 @@ class ServingMode:
             self.dead_man.arm(request.dead_man_seconds, request.lib_dir, reading.link.identity)
         text = (
             f"serving; {len(plan.goes())} units off, MemAvailable {human_bytes(before * 1024)} → "
-            f"{human_bytes(after * 1024)} ({_signed(after - before)})"
+            f"{human_bytes(after * 1024)} ({tell.signed(after - before)})"
         )
         result.update(
             serving=True,
@@ -212,68 +216,6 @@ class ServingMode:
             ds4_summary={"room": ROOM, "state": "changed", "text": text, "gained_kib": after - before},
         )
         return result
-
-    def _told(self, plan: Plan, reading: Reading) -> list[str]:
-        """Sentences about what a forced run cuts off, what an earlier run ended in, and what the next boot lacks."""
-        notes = []
-        cut = reading.people.graphical + reading.people.remote_desktops
-        if self.request.force and plan.stops(DISPLAY_GROUP) and cut:
-            notes.append(f"serving_mode_force cuts off {', '.join(cut)}.")
-        if plan.falls:
-            notes.append(
-                f"After a reboot, {plan.default_target} also leaves out what only the present default target starts: "
-                f"{', '.join(plan.falls)}. These run on until then."
-            )
-        last = self.store.last_archived() if reading.snapshot is None else None
-        if last and last.get("outcome") == DEAD_MAN_OUTCOME:
-            notes.append(f"The dead man's switch gave the desktop back at {last['at']}: nobody confirmed in time.")
-        return notes
-
-    def _summary_without_change(self, plan: Plan, result: Mapping[str, Any]) -> dict[str, Any]:
-        gained = result["gained_kib"]
-        if not result["changed"]:
-            text = f"serving; {len(plan.goes())} units off"
-            text += f", {_signed(gained)} MemAvailable when stripped" if gained else ""
-            return {"room": ROOM, "state": "ok", "text": text, "gained_kib": gained}
-        running = [item for item in plan.strips() if "stop" in item.steps]
-        held = _held(sum(item.unit.memory_bytes for item in running))
-        text = f"would take away {len(plan.strips())} units, {len(running)} of them running{held}"
-        text += f", give back {len(plan.gives_back())}" if plan.gives_back() else ""
-        text += f", boot into {plan.default_target}" if plan.default_target else ""
-        text += f"; stopped by: {'; '.join(f['what'] for f in result['findings'])}" if result["findings"] else ""
-        return {"room": ROOM, "state": "planned", "text": text, "gained_kib": gained}
-
-    def _findings(self, plan: Plan, reading: Reading) -> list[dict[str, str]]:
-        found = [
-            _finding(
-                "never", f"{unit} is never taken away", reason, "", cure or "remove it from serving_mode_extra_units"
-            )
-            for unit, reason, cure in plan.refused
-        ]
-        people = reading.people
-        display = ", ".join(item.unit.id for item in plan.stops(DISPLAY_GROUP))
-        if display and not self.request.force:
-            force = "serving_mode_force: true for this host (the sessions end)"
-            if people.own:
-                what = f"The playbook runs inside the graphical session that {display} carries"
-                cure = f"run it from another machine or from a text console, or set {force}"
-                found.append(_finding("own_session", what, people.own, "a run from outside", cure))
-            others = [text for text in people.graphical if text != people.own]
-            if others:
-                what = f"A graphical session would be cut off: {display} would stop"
-                cure = f"let them log out, or set {force}"
-                found.append(_finding("session", what, "; ".join(others), "nobody at the desktop", cure))
-            if people.remote_desktops:
-                what = f"A remote desktop would be cut off: {display} would stop"
-                text = ", ".join(people.remote_desktops)
-                cure = f"stop it, or set {force}"
-                found.append(_finding("remote_desktop", what, text, "no remote desktop running", cure))
-        tight = settings_of.swap_does_not_fit(self._available(), self.root) if self.request.swap == "off" else ""
-        if tight:
-            what = "Swap cannot be switched off: what is in it does not fit into memory"
-            cure = "set serving_mode_swap: low_swappiness, or end what was swapped out"
-            found.append(_finding("swap", what, tight, "used swap ≤ MemAvailable", cure))
-        return found
 
     def _take_snapshot(self, plan: Plan, reading: Reading, settings: settings_of.Settings, available_kib: int) -> None:
         """Record what is about to be touched for the first time; on disk when this returns."""
@@ -470,11 +412,11 @@ class ServingMode:
                 result["notes"].append(f"The default target was set to {present} meanwhile; it is set back.")
         added = [key for key in snapshot.missing if reading.seen.unit(key).exists]
         result["notes"] += [f"{key} was installed meanwhile; it was never touched." for key in added]
-        result["diff"] = self._diff(rows, result["default_target"], settings)
+        result["diff"] = tell.diff(rows, result["default_target"], settings, self.root)
         starting = [back.key for back in backs if back.start_in]
         before, gained = result["mem_available_before_kib"], result["gained_kib"]
         if starting and before < gained and not (even_if_tight or self.request.force):
-            finding = _finding(
+            finding = tell.finding(
                 "tight",
                 "The desktop does not fit into memory beside what runs now",
                 f"MemAvailable {human_bytes(before * 1024)}",
@@ -548,26 +490,7 @@ class ServingMode:
                 self.dead_man.confirm(link.kind, link.identity)
         return {"changed": armed, "serving": True, "connection": link.as_dict(), "dead_man": self._dead_man_row()}
 
-    # ------------------------------------------------------------------------------------------- for people
-
-    def _diff(
-        self, rows: list[dict[str, Any]], target: Mapping[str, str], settings: settings_of.Settings
-    ) -> dict[str, str]:
-        before, after = [], []
-        for row in rows:
-            if row["steps"]:
-                before.append(f"{row['unit']}: {row['now']}")
-                after.append(f"{row['unit']}: {row['then']}")
-        if target["now"] != target["then"]:
-            before.append(f"{DEFAULT_TARGET}: {target['now']}")
-            after.append(f"{DEFAULT_TARGET}: {target['then']}")
-        for path, text in settings.write.items():
-            after += [f"{path}:", *(f"  {line}" for line in text.splitlines())]
-        before += [f"{path}: present" for path in settings.remove]
-        if settings.swappiness is not None:
-            before.append(f"vm.swappiness: {settings_of.swappiness(self.root)}")
-            after.append(f"vm.swappiness: {settings.swappiness}")
-        return {"before": "".join(f"{line}\n" for line in before), "after": "".join(f"{line}\n" for line in after)}
+    # ----------------------------------------------------------------------------------------------- status
 
     def status(self) -> dict[str, Any]:
         """What is held now."""
@@ -591,47 +514,12 @@ def _managers_of(key: str, seen: Seen) -> list[str]:
     return [uid for uid, units in seen.user_units.items() if name in units and units[name].running]
 
 
-def _finding(identity: str, what: str, found: str, required: str, cure: str) -> dict[str, str]:
-    """One finding, in the form that every room uses."""
-    return {
-        "id": f"{ROOM}_{identity}",
-        "phase": "switch",
-        "what": what,
-        "found": found,
-        "required": required,
-        "cure": cure,
-        "allow": "",
-    }
-
-
-def _held(count: int) -> str:
-    """What units hold by their control groups; nothing where those do not count memory."""
-    return f" ({human_bytes(count)} in their control groups)" if count else ""
-
-
-def _signed(kib: int) -> str:
-    return f"{'+' if kib >= 0 else '-'}{human_bytes(abs(kib) * 1024)}"
-
-
-def _stopped(plan: Plan, result: Mapping[str, Any]) -> Ds4Error:
-    """All findings in one message; what would happen and be cut off is in the evidence."""
-    lines = [f"{f['what']}. Found: {f['found']}. Cure: {f['cure']}." for f in result["findings"]]
-    cut = [f"{row['unit']} of {row['user']} ({row['state']})" for row in result["would_cut_off"]]
-    if cut and plan.stops(DISPLAY_GROUP):
-        lines.append(f"With the desktop would also fall: {', '.join(cut)}.")
-    return Ds4Error(
-        f"Serving mode stops here and has changed nothing, {len(result['findings'])} finding(s)",
-        found=" ".join(f"({number}) {line}" for number, line in enumerate(lines, 1)).rstrip("."),
-        evidence={key: result[key] for key in ("findings", "units", "would_cut_off", "sessions", "falls_at_boot")},
-    )
-
-
 # ---------------------------------------------------------------------------------------------------- command line
 
 
 def _print_status(status: Mapping[str, Any]) -> None:
     if status["serving"]:
-        gained = _signed(status["gained_kib"])
+        gained = tell.signed(status["gained_kib"])
         print(
             f"serving since {status['since']}: {len(status['units'])} units held, {gained} MemAvailable when stripped"
         )

@@ -224,7 +224,8 @@ def steps_for(key: str, seen: Seen, *, only_stop: bool = False) -> list[str]:
         return steps
     if seen.enabling(key, unit.names):
         steps.append("disable")
-    if key not in seen.unmaskable and not seen.masked(key):
+    # A run that was cut off may have left a mask that systemd has not read yet.
+    if key not in seen.unmaskable and not (seen.masked(key) and unit.load == "masked"):
         steps.append("mask")
     return steps
 
