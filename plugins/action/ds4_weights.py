@@ -53,4 +53,4 @@ class ActionModule(ActionBase):
 
     def _tell(self, quiet: bool, text: str) -> None:
         if not quiet:
-            self._display.display(text)
+            self._display.display(text, stderr=True)  # standard output is buffered when it is a pipe

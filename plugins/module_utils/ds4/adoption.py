@@ -218,7 +218,8 @@ class Adoption:
 
     def _place(self, path: str, temporary: str, hashed: records.Hashed, status: os.stat_result, *, move: bool) -> str:
         """Give the content a second name in our directory, in the cheapest way that the service user can read."""
-        same_disk = status.st_dev == os.stat(self._plan.directory).st_dev
+        # Of folders, since a file on an overlay may have another device number than its folder.
+        same_disk = os.stat(os.path.dirname(path)).st_dev == os.stat(self._plan.directory).st_dev
         if same_disk and move:
             os.rename(path, temporary)
             os.chown(temporary, self._who.uid, self._who.gid)

@@ -17,6 +17,7 @@ from .service import Service, State, parse_show
 from .systemd_text import exec_argument, exec_line
 
 UNIT = "ds4-fetch.service"
+NSENTER = "/usr/bin/nsenter"  # of util-linux, which every system has
 EXCHANGE = "exchange.json"  # what the switch has to delete before it fetches
 
 
@@ -76,8 +77,21 @@ def unit_text(plan: Plan, layout: Layout, python: str, *, move: bool = False) ->
         )
         if path
     ]
-    # "+": as root, since only an owner or root may hard-link somebody's file.
-    adopt = [python, "-m", "ds4.weights", "adopt", "--plan", layout.plan, "--state", layout.state]
+    # "+": as root, since only an owner or root may hard-link somebody's file. nsenter: in the host's own mounts, since the
+    # sandbox mounts the weights over themselves, and no link crosses a mount.
+    adopt = [
+        NSENTER,
+        "--mount=/proc/1/ns/mnt",
+        "--",
+        python,
+        "-m",
+        "ds4.weights",
+        "adopt",
+        "--plan",
+        layout.plan,
+        "--state",
+        layout.state,
+    ]
     lines = [
         f"# {MARKER_LINE}",
         "[Unit]",
@@ -258,5 +272,7 @@ def remove(layout: Layout) -> None:
         Service(UNIT).disable()
     for path in paths:
         os.unlink(path)
+    with contextlib.suppress(OSError):
+        os.rmdir(layout.state)
     if layout.unit in paths:
         Service(UNIT).reload_manager()

@@ -235,12 +235,15 @@ def remove_recorded(directory: str, paths: Iterable[str]) -> None:
     """Remove files that :func:`recorded` listed, and the directory itself when nothing else is in it."""
     for path in paths:
         os.unlink(path)
-    folder = os.path.join(directory, ".fetch")
-    ours = [os.path.join(folder, "lock"), folder, os.path.join(directory, MARKER_NAME), directory]
-    if is_ours(directory) and set(os.listdir(directory)) <= {".fetch", MARKER_NAME}:
-        for path in ours:
-            with contextlib.suppress(OSError):  # somebody's file in it: it stays
-                os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
+    if not is_ours(directory):
+        return
+    folder, marker = os.path.join(directory, ".fetch"), os.path.join(directory, MARKER_NAME)
+    with contextlib.suppress(OSError):  # absent, or somebody's file in it: it stays
+        os.unlink(os.path.join(folder, "lock"))
+        os.rmdir(folder)
+    if os.listdir(directory) == [MARKER_NAME]:
+        os.unlink(marker)
+        os.rmdir(directory)
 
 
 def describe(olds: Sequence[Old]) -> str:

@@ -179,9 +179,9 @@ def _worth_reading(path: str, size: int, record: Mapping[str, Any] | None) -> bo
 
 
 def _shareable(path: str, directory: str, who: adoption.Account | None) -> bool:
-    status = os.stat(path)
-    on = os.stat(directory if os.path.isdir(directory) else existing_parent(directory)).st_dev
-    return status.st_dev == on and (who is None or adoption.readable(status, who))
+    """Can it get a second name here, without a copy?"""
+    same_disk = os.stat(os.path.dirname(path)).st_dev == os.stat(existing_parent(directory)).st_dev
+    return same_disk and (who is None or adoption.readable(os.stat(path), who))
 
 
 def _present(plan: Plan, item: PlanFile) -> int:
