@@ -25,7 +25,7 @@ MODERN: dict[str, Any] = {
 LEGACY: dict[str, Any] = {
     "generation": "legacy",
     "files": {
-        "base": {"path": "/w/Flash.gguf", "sha256": "efc7ed607ff2"},
+        "base": {"path": "/w/DeepSeek-V4-Flash-x.gguf", "sha256": "efc7ed607ff2"},
         "mtp": {"path": "/w/Flash-MTP.gguf", "sha256": "afd481ee689d"},
     },
 }
@@ -368,9 +368,9 @@ def test_the_lan_needs_consent_and_is_told_what_that_means(host: str) -> None:
         ("dspark", MODERN, FILES, "dspark"),
         ("auto", MODERN, FILES, "dspark"),
         ("plain", MODERN, ["-m", "/w/Flash-0731.gguf", "--no-spec"], "plain"),
-        ("auto", LEGACY, ["-m", "/w/Flash.gguf", "--mtp", "/w/Flash-MTP.gguf", "--no-dspark"], "mtp"),
-        ("mtp", LEGACY, ["-m", "/w/Flash.gguf", "--mtp", "/w/Flash-MTP.gguf", "--no-dspark"], "mtp"),
-        ("plain", LEGACY, ["-m", "/w/Flash.gguf", "--no-spec"], "plain"),
+        ("auto", LEGACY, ["-m", "/w/DeepSeek-V4-Flash-x.gguf", "--mtp", "/w/Flash-MTP.gguf", "--no-dspark"], "mtp"),
+        ("mtp", LEGACY, ["-m", "/w/DeepSeek-V4-Flash-x.gguf", "--mtp", "/w/Flash-MTP.gguf", "--no-dspark"], "mtp"),
+        ("plain", LEGACY, ["-m", "/w/DeepSeek-V4-Flash-x.gguf", "--no-spec"], "plain"),
     ],
 )
 def test_files_are_named_and_nothing_is_left_to_be_picked_up(
@@ -391,7 +391,7 @@ def test_a_legacy_set_with_its_drafter_serves_with_dspark() -> None:
     weights = with_files(LEGACY, drafter={"path": "/w/DSpark-drafter-Q2K-Q8.gguf"})
     result = config({}, mode="auto", weights=weights)
     assert result["errors"] == []
-    assert result["args"][:4] == ["-m", "/w/Flash.gguf", "--dspark", "/w/DSpark-drafter-Q2K-Q8.gguf"]
+    assert result["args"][:4] == ["-m", "/w/DeepSeek-V4-Flash-x.gguf", "--dspark", "/w/DSpark-drafter-Q2K-Q8.gguf"]
 
 
 def test_the_ladder_says_which_rung_it_stands_on() -> None:
@@ -407,8 +407,8 @@ def test_the_ladder_says_which_rung_it_stands_on() -> None:
     ("mode", "weights", "message"),
     [
         ("mtp", with_files(MODERN, mtp={"path": "/w/Flash-MTP.gguf"}), "The MTP head belongs to the legacy generation"),
-        ("mtp", with_files(LEGACY, mtp=None), "Mode mtp needs the MTP file"),
-        ("dspark", LEGACY, "Mode dspark needs a drafter"),
+        ("mtp", with_files(LEGACY, mtp=None), "Mode mtp needs a file that generation legacy does not have"),
+        ("dspark", LEGACY, "Mode dspark needs a file that generation legacy does not have"),
         (
             "dspark",
             with_files(MODERN, drafter={"path": "/w/DSpark-drafter-Q2K-Q8.gguf"}),
@@ -418,6 +418,21 @@ def test_the_ladder_says_which_rung_it_stands_on() -> None:
             "dspark",
             with_files(LEGACY, drafter={"path": "/w/DSpark-drafter-Q2K-Q8-0731.gguf"}),
             "trained against another generation",
+        ),
+        (
+            "dspark",
+            with_files(MODERN, drafter={"path": "/w/DeepSeek-V4-Flash-DSpark-support-0731.gguf"}),
+            "made for the upstream engine",
+        ),
+        (
+            "dspark",
+            with_files(MODERN, drafter={"path": "/w/DSpark-drafter-Q2K-Q8-vision-exp.gguf"}),
+            "(Vision-Exp) with Flash-0731.gguf (0731)",
+        ),
+        (
+            "plain",
+            with_files(MODERN, base={"path": "/w/DeepSeek-V4-Flash-Vision-Exp-IQ2.gguf"}),
+            "Required: an engine newer than v0.6.5",
         ),
         ("dspark", {"generation": "mine", "files": {}}, "names no base model"),
     ],
@@ -437,6 +452,33 @@ def test_a_custom_set_keeps_its_names_and_has_a_directory_of_its_own() -> None:
     assert result["errors"] == []
     assert result["args"][:4] == ["-m", "/data/a b.gguf", "--dspark", "/data/d.gguf"]
     assert result["kv"]["directory"] == "/var/lib/ds4/kv/ds4-my_model_q4-01234567"
+
+
+def test_a_custom_name_that_tells_nothing_is_not_judged() -> None:
+    """An own quantisation of the base with the official drafter, or an own drafter beside the official base."""
+    for files in ({"base": {"path": "/data/mine.gguf"}}, {"drafter": {"path": "/data/DraftQ4K.gguf"}}):
+        assert config({}, weights=with_files(MODERN, **files))["errors"] == []
+    assert (
+        config(
+            {},
+            mode="mtp",
+            weights={"generation": "0731-own", "files": {"base": {"path": "/m.gguf"}, "mtp": {"path": "/t"}}},
+        )["errors"]
+        == []
+    )
+
+
+def test_vision_exp_serves_text_once_the_engine_knows_it() -> None:
+    weights = with_files(MODERN, base={"path": "/w/DeepSeek-V4-Flash-Vision-Exp-IQ2.gguf"})
+    assert config({}, mode="plain", weights=weights, release="v0.6.6")["errors"] == []
+    assert config({}, mode="plain", weights=weights, release="main")["errors"] == []
+
+
+def test_the_full_stack_of_a_legacy_base_has_an_mtp_file() -> None:
+    drafter = {"path": "/w/DSpark-drafter-Q2K-Q8.gguf"}
+    assert config({"full_stack_required": True}, weights=with_files(LEGACY, drafter=drafter))["errors"] == []
+    errors = config({"full_stack_required": True}, weights=with_files(LEGACY, drafter=drafter, mtp=None))["errors"]
+    assert "full_stack_required demands the MTP file as well" in errors[0]
 
 
 def test_planned_files_are_judged_by_name_before_any_host_is_asked() -> None:

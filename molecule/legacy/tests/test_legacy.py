@@ -90,11 +90,12 @@ def test_its_own_drafter_serves_when_a_manifest_names_it(lab: Lab, expected: dic
     assert "Paris" in ask(lab)
 
 
-def test_a_drafter_without_a_known_hash_is_recorded_at_first_use_and_said(
+def test_a_drafter_without_a_known_hash_is_recorded_at_first_use(
     lab: Lab, expected: dict[str, Any], tmp_path: Path
 ) -> None:
     (drafter,) = [file for file in expected["files"] if file["role"] == "drafter"]
     unknown = {key: drafter[key] for key in ("repo", "revision", "file")}
+    lab.hosts[0].run(f"find {expected['weights_directory']} -name '*{drafter['file']}*' -delete")
     extra = tmp_path / "first.json"
     generation = {"base": "{{ ds4_weights.legacy.base }}", "drafter": unknown}
     extra.write_text(
@@ -106,9 +107,11 @@ def test_a_drafter_without_a_known_hash_is_recorded_at_first_use_and_said(
             }
         )
     )
-    text = scenario.run(lab, "site.yml", "-e", f"@{extra}")
+    scenario.run(lab, "site.yml", "-e", f"@{extra}")
     assert speculation(lab)[0] == "--dspark"
-    assert drafter["sha256"] in text  # so that the operator can pin it
+    record = json.loads(lab.hosts[0].run(f"cat {path(expected, 'drafter')}.record.json").out)
+    assert record["sha256"] == drafter["sha256"]
+    assert record["trust"] in ("hub", "first-use")  # nobody pinned it, and the record says so
     assert "Paris" in ask(lab)
 
 

@@ -274,7 +274,12 @@ def effective(catalogue: Mapping[str, Any], values: Mapping[str, Any], name: str
 
 
 def check_combinations(
-    catalogue: Mapping[str, Any], values: Mapping[str, Any], origin: Mapping[str, str], mode: str, judgement: Judgement
+    catalogue: Mapping[str, Any],
+    values: Mapping[str, Any],
+    origin: Mapping[str, str],
+    mode: str,
+    files: Mapping[str, Any],
+    judgement: Judgement,
 ) -> None:
     """What the engine refuses, or silently makes of it, when settings meet."""
     speculating = mode in ("dspark", "mtp")
@@ -305,6 +310,17 @@ def check_combinations(
             found=f"full_stack_required: true with engine_service_mode: {mode}",
             required="engine_service_mode: dspark",
             cure="remove engine_service_settings.full_stack_required, or set engine_service_mode: dspark",
+        )
+    elif (
+        values.get("full_stack_required")
+        and lineage(catalogue, "base", file_name(files.get("base"))) == "legacy"
+        and not files.get("mtp")
+    ):
+        judgement.error(
+            "full_stack_required demands the MTP file as well beside a legacy base",
+            found="files " + ", ".join(sorted(files)),
+            required="a file with the role mtp",
+            cure="add mtp to this generation in ds4_weights_extra, or remove engine_service_settings.full_stack_required",
         )
     for prefix, wanted in (("mtp_", "mtp"), ("dspark_", "dspark")):
         for name in values:
@@ -404,19 +420,21 @@ def file_name(entry: Optional[Mapping[str, Any]]) -> str:
     return os.path.basename(file_path(entry))
 
 
-def is_0731(generation: str, base: Mapping[str, Any]) -> bool:
-    """The engine tells generations apart by the base's file name; a generation's name counts as well."""
-    return "0731" in generation or "-0731" in file_name(base)
+def lineage(catalogue: Mapping[str, Any], role: str, name: str) -> str:
+    """Checkpoint that a file belongs to, by its name as the engine does it; empty for a name that tells nothing."""
+    found = [known for known, marks in catalogue["lineages"].items() if marks[role] in name]
+    return found[0] if found else ""
 
 
-def choose_mode(mode: str, weights: Mapping[str, Any], judgement: Judgement) -> tuple[str, list[str]]:
+def choose_mode(
+    catalogue: Mapping[str, Any], mode: str, weights: Mapping[str, Any], release: str, judgement: Judgement
+) -> tuple[str, list[str]]:
     """Mode in force and the arguments that name its files, none left for the engine to pick up by itself.
 
-    ``auto`` walks the engine's ladder: DSpark, then MTP for a legacy base, then plain.
+    ``auto`` walks the engine's ladder: DSpark, then MTP for a base that has such a head, then plain.
     """
     files = weights.get("files") or {}
     generation = str(weights.get("generation", ""))
-    base = files.get("base")
     if mode not in MODES:
         judgement.error(
             "engine_service_mode is not a known mode",
@@ -425,61 +443,68 @@ def choose_mode(mode: str, weights: Mapping[str, Any], judgement: Judgement) -> 
             cure=f"set engine_service_mode: {nearest(mode, MODES) or 'auto'}",
         )
         return "plain", []
-    if not base:
+    if not files.get("base"):
         judgement.error(
             f"Generation {generation!r} names no base model",
             required="a file with the role base",
             cure="add base to this generation in ds4_weights_extra",
         )
         return mode, []
-    modern = is_0731(generation, base)
+    base, drafter = file_name(files["base"]), file_name(files.get("drafter"))
+    kin = lineage(catalogue, "base", base)
+    marks = catalogue["lineages"].get(kin, {"mtp": True})
     if mode == "auto":
-        mode = "dspark" if files.get("drafter") else "mtp" if files.get("mtp") and not modern else "plain"
+        mode = "dspark" if drafter else "mtp" if files.get("mtp") and marks["mtp"] else "plain"
         if mode != "dspark":
             judgement.warn(
                 f"Generation {generation} has no drafter, so the engine serves "
                 + ("with MTP speculation, slower than DSpark." if mode == "mtp" else "without speculation.")
             )
-    if mode == "dspark" and not files.get("drafter"):
+    pinned = version(release)
+    if marks.get("newer_than") and pinned and not older(version(marks["newer_than"]) or (), release):
         judgement.error(
-            f"Mode dspark needs a drafter, and generation {generation} has none",
-            found="files " + ", ".join(sorted(files)),
-            required="a file with the role drafter",
-            cure=(
-                "add drafter to this generation in ds4_weights_extra, or set engine_service_mode: "
-                + ("auto or plain" if modern else "auto, mtp or plain")
-            ),
+            f"The base model {base} needs a newer engine",
+            found=f"engine {release}",
+            required=f"an engine newer than v{marks['newer_than']}",
+            cure="pin a newer ds4_release, or choose another weights_generation",
         )
-    if mode == "mtp" and modern:
+    role = {"dspark": "drafter", "mtp": "mtp"}.get(mode, "base")
+    if mode == "mtp" and not marks["mtp"]:
         judgement.error(
-            "The MTP head belongs to the legacy generation and fits no 0731 base",
-            found=f"engine_service_mode: mtp with {file_name(base)}",
+            f"The MTP head belongs to the legacy generation and fits no {kin} base",
+            found=f"engine_service_mode: mtp with {base}",
             required="engine_service_mode dspark or plain, or weights_generation: legacy",
             cure="set engine_service_mode: dspark",
         )
-    elif mode == "mtp" and not files.get("mtp"):
+    elif not files.get(role):
+        others = [other for other in ("auto", "mtp", "plain") if other != mode and (other != "mtp" or marks["mtp"])]
         judgement.error(
-            f"Mode mtp needs the MTP file, and generation {generation} has none",
+            f"Mode {mode} needs a file that generation {generation} does not have",
             found="files " + ", ".join(sorted(files)),
-            required="a file with the role mtp",
-            cure="add mtp to this generation in ds4_weights_extra, or set engine_service_mode: plain",
+            required=f"a file with the role {role}",
+            cure=f"add {role} to this generation in ds4_weights_extra, or set engine_service_mode: {' or '.join(others)}",
         )
-    drafter = file_name(files.get("drafter"))
-    if mode == "dspark" and drafter.startswith("DSpark-drafter") and ("-0731" in drafter) != modern:
-        judgement.error(
-            "The drafter was trained against another generation of the base model and would never help",
-            found=f"{drafter} with {file_name(base)}",
-            required="base and drafter of one generation",
-            cure="correct this generation in ds4_weights_extra",
-        )
-    arguments = ["-m", file_path(base)]
-    if mode == "dspark":
-        arguments += ["--dspark", file_path(files.get("drafter"))]
-    elif mode == "mtp":
-        arguments += ["--mtp", file_path(files.get("mtp")), "--no-dspark"]
-    else:
-        arguments += ["--no-spec"]
-    return mode, arguments
+    if mode == "dspark" and drafter:
+        drawn = lineage(catalogue, "drafter", drafter)
+        if any(mark in drafter for mark in catalogue["foreign_drafters"]):
+            judgement.error(
+                "The drafter is made for the upstream engine, and this one cannot read it",
+                found=drafter,
+                required="a drafter such as DSpark-drafter-Q2K-Q8-0731.gguf",
+                cure="correct this generation in ds4_weights_extra",
+            )
+        elif kin and drawn and kin != drawn:
+            judgement.error(
+                "The drafter was trained against another generation of the base model and would never help",
+                found=f"{drafter} ({drawn}) with {base} ({kin})",
+                required="base and drafter of one generation",
+                cure="correct this generation in ds4_weights_extra",
+            )
+    named = {
+        "dspark": ["--dspark", file_path(files.get("drafter"))],
+        "mtp": ["--mtp", file_path(files.get("mtp")), "--no-dspark"],
+    }
+    return mode, ["-m", file_path(files["base"]), *named.get(mode, ["--no-spec"])]
 
 
 # -------------------------------------------------------------------------------------------------- rendering
@@ -672,8 +697,8 @@ def engine_config(
     values, origin = effective_settings(catalogue, profile, settings, judgement)
     check_release(catalogue, values, profile, release, judgement)
     check_profile(catalogue, profile, serving_mode, judgement)
-    mode, file_arguments = choose_mode(mode, weights, judgement)
-    check_combinations(catalogue, values, origin, mode, judgement)
+    mode, file_arguments = choose_mode(catalogue, mode, weights, release, judgement)
+    check_combinations(catalogue, values, origin, mode, weights.get("files") or {}, judgement)
     host, port = check_network(catalogue, values, expose, judgement)
     extra_arguments, extra_environment = check_extra(catalogue, extra_args, extra_env, values, judgement)
 
