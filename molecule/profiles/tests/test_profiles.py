@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,3 +97,62 @@ def test_every_other_profile_is_served(lab: Lab, profile: str) -> None:
 
 def test_the_profiles_above_are_all_there_are() -> None:
     assert set(PROFILES) == {"three_million", "agents", "shared_desktop", "full_window", "standard"}
+
+
+# -- agents of the served Spark --------------------------------------------------------------------------------------
+def changes(summary: Path) -> dict[str, int]:
+    hosts = json.loads(summary.read_text(encoding="utf-8"))["hosts"]
+    return {name: entry["stats"]["changed"] for name, entry in hosts.items()}
+
+
+def test_clients_are_configured_from_the_served_context_and_removed_again(lab: Lab, tmp_path: Path) -> None:
+    spark = lab.hosts[0]
+    agents = tmp_path / "agents.yml"
+    agents.write_text(json.dumps({"agents": {"hosts": {spark.name: {}}}}))
+    options = [
+        "-i",
+        str(agents),
+        "-e",
+        f"agent_clients_directory={tmp_path}/clients",
+        "-e",
+        "agent_clients_make_default=true",
+    ]
+    options += ["-e", "agent_clients_codex_instructions_url="]  # no network here
+    context = served(lab)["data"][0]["context_length"]
+    home = spark.run(f"getent passwd {spark.user} | cut -d: -f6").out.strip()
+
+    predicted = scenario.run(lab, "clients.yml", "--check", "--diff", *options)
+    assert f'+      "context_window": {context},' in predicted
+    assert not (tmp_path / "clients").exists()
+
+    text = scenario.run(lab, "clients.yml", *options)
+    folder = tmp_path / "clients" / spark.name
+    assert f"{spark.name} serves {context} tokens of context at http://127.0.0.1:8000" in text
+    (codex,) = json.loads((folder / "codex/ds4-models.json").read_text())["models"]
+    assert codex["context_window"] == context
+    assert codex == served(lab)["models"][0]  # what the engine serves, as it is
+    written = spark.run(
+        f"cat {home}/.codex/config.toml {home}/.local/bin/claude-ds4 {home}/.config/opencode/opencode.json {home}/.pi/agent/models.json"
+    ).out
+    assert f"CLAUDE_CODE_MAX_CONTEXT_TOKENS={context}" in written
+    assert f'"context": {context}' in written
+    assert f'"contextWindow": {context}' in written
+
+    again = tmp_path / "again.json"
+    scenario.run(lab, "clients.yml", *options, summary=again)
+    assert set(changes(again).values()) == {0}
+
+    scenario.run(lab, "clients.yml", *options, "-e", "agent_clients_state=absent")
+    assert not folder.exists()
+    assert spark.run(f"find {home} -type f -path '*ds4*' | wc -l").out.strip() == "0"
+    assert spark.run(f"ls -A {home}/.codex {home}/.pi 2>/dev/null | wc -l").out.strip() == "0"
+
+
+def test_clients_of_a_spark_that_does_not_serve_are_refused_with_the_cure(lab: Lab, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError) as failure:
+        scenario.run(
+            lab, "clients.yml", "-e", "agent_clients_port=18999", "-e", f"agent_clients_directory={tmp_path}/clients"
+        )
+    assert "the engine does not say what it serves, so no client can be given its limits" in " ".join(
+        str(failure.value).split()
+    )
