@@ -200,19 +200,18 @@ def remove(olds: Iterable[Old]) -> list[Old]:
         if old.kept_for:
             continue
         syslog.syslog(syslog.LOG_NOTICE, f"ds4-weights: removing {old.path} ({old.called}, {old.bytes} bytes)")
+        there = os.path.lexists(old.path)
         try:
-            os.unlink(old.path)
-            if os.path.exists(records.record_path(old.path)):
-                os.unlink(records.record_path(old.path))
+            for path in (old.path, records.record_path(old.path)):
+                with contextlib.suppress(FileNotFoundError):  # an earlier run got so far
+                    os.unlink(path)
             fsync_directory(os.path.dirname(old.path))
-        except FileNotFoundError:
-            continue
         except OSError as error:
             raise Ds4Error(
                 f"{old.path} could not be removed", found=str(error.strerror), cure="see `dmesg`, then run again",
                 evidence={"removed": [one.path for one in removed]},
             ) from error  # fmt: skip
-        removed.append(old)
+        removed += [old] if there else []
     return removed
 
 
