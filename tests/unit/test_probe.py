@@ -102,7 +102,7 @@ def engine() -> Iterator[Engine]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    server.handle_error = lambda request, address: None  # type: ignore[method-assign]  # a client that gave up is the test
+    server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]  # a client that gave up is the test
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     made.port = server.server_address[1]
     yield made

@@ -1,0 +1,626 @@
+"""Switching on a simulated Spark: bad releases, interruptions, adoption, the way back. Always by the playbooks themselves.
+
+The host serves v0.6.5 and has v0.6.6 built; faults of the stand-in engine are switched on for one of the two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ds4.systemd_text import environment_file, exec_line
+from lab import harness, system
+from lab.api import Host, Lab
+from lab.engine import releases
+
+pytestmark = pytest.mark.lab
+
+OLD, NEW = "v0.6.5", "v0.6.6"
+# Short limits, so that a wait that ends in a failure ends soon.
+LIMITS = {
+    "engine_service_ready_seconds": 25,
+    "engine_service_memory_wait_seconds": 12,
+    "engine_service_stop_seconds": 6,
+    "engine_service_busy_seconds": 10,
+    "smoke_test_timeout_seconds": 20,
+}
+ASK = "curl -s --noproxy '*' --max-time 5 http://127.0.0.1:8000"
+SWITCH = "switch | Switch to the staged deployment, or return to what served"
+
+
+def play(
+    host: Host, playbook: str = "site.yml", *, check: bool = False, tags: str = "", **extra: Any
+) -> harness.Result:
+    """One run against exactly this host."""
+    return harness.play(host.lab, playbook, extra_vars={**LIMITS, **extra}, check=check, tags=tags)
+
+
+def commit_dir(tag: str) -> str:
+    return f"/opt/ds4/builds/{tag}-{releases()[tag]['commit'][:8]}"
+
+
+def answers(host: Host) -> bool:
+    return host.run(f"{ASK}/v1/models", check=False).rc == 0
+
+
+def pid(host: Host) -> str:
+    return host.run("systemctl show ds4 -p MainPID --value").out.strip()
+
+
+def serving(host: Host) -> str:
+    """Version that the running process itself reports; empty when nothing serves."""
+    number = pid(host)
+    return "" if number == "0" else host.run(f"/proc/{number}/exe --version", check=False).out.split()[-1]
+
+
+def engines(host: Host) -> int:
+    return len(host.run("pgrep -x ds4-server", check=False).out.split())
+
+
+def record(host: Host) -> dict[str, Any]:
+    """The newest transaction."""
+    path = host.run("ls -1 /var/lib/ds4/state/transactions/*.json | tail -1").out.strip()
+    found: dict[str, Any] = json.loads(host.read(path))
+    return found
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.2)
+
+
+def faults(host: Host, version: str, **kinds: Any) -> None:
+    """Make one of the two releases misbehave from now on."""
+    host.run("mkdir -p /run/lab-engine && chmod 1777 /run/lab-engine")
+    host.put("/run/lab-engine/faults.json", json.dumps({"only": [version], **kinds}), 0o644)
+
+
+def has_step(host: Host, name: str) -> bool:
+    with contextlib.suppress(system.LabError, json.JSONDecodeError):
+        return any(step["name"] == name for step in record(host)["steps"])
+    return False
+
+
+@pytest.fixture(scope="module")
+def ready(lab_session: Lab) -> Iterator[Host]:
+    """A host that serves OLD and has NEW built beside it, saved as a snapshot."""
+    host = lab_session.hosts[0]
+    host.reset()
+    host.used = True
+    for other in lab_session.hosts[1:]:
+        other.power_off()
+    lab_session.write_inventory([host])
+    first = play(host, ds4_release=OLD)
+    assert first.rc == 0, first.text
+    staged = play(host, tags="verify,stage", ds4_release=NEW)
+    assert staged.rc == 0, staged.text
+    assert serving(host) == OLD, "staging leaves the old service alone"
+    host.snapshot("ready")
+    yield host
+    host.used = True
+
+
+# A snapshot is a copy, so the weights have other inodes than when they were verified: the gate would rightly stay closed.
+REVERIFY = """
+import glob, json, os
+for path in glob.glob("/var/lib/ds4/weights/*.record.json"):
+    record = json.load(open(path))
+    record["inode"] = os.stat(path[: -len(".record.json")]).st_ino
+    json.dump(record, open(path, "w"))
+"""
+
+
+def restore(host: Host) -> None:
+    """The saved host, booted and serving."""
+    host.reset("ready")
+    host.run(["python3", "-c", REVERIFY])
+    host.run("systemctl reset-failed ds4; systemctl start ds4")
+    until(lambda: answers(host), "the service answers after a boot")
+
+
+@pytest.fixture
+def served(ready: Host) -> Host:
+    """That host, as it was saved, after a boot."""
+    restore(ready)
+    return ready
+
+
+# ------------------------------------------------------------------------------------------------------ bad releases
+
+
+@pytest.mark.parametrize(
+    ("fault", "step"),
+    [
+        ({"exit_at_start": 1}, "ready"),
+        ({"never_ready": True}, "ready"),
+        ({"garbage": True}, "smoke"),
+        ({"poison_after": 0}, "smoke"),
+        ({"speculation_off": True}, "smoke"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_bad_release_puts_itself_back(served: Host, fault: dict[str, Any], step: str) -> None:
+    faults(served, NEW, **fault)
+    result = play(served, ds4_release=NEW, engine_service_ready_seconds=8 if "never_ready" in fault else 25)
+    assert result.rc != 0
+    done = record(served)
+    assert (done["outcome"], done["failure"]["step"]) == ("returned", step)
+    assert serving(served) == OLD
+    assert answers(served)
+    assert engines(served) == 1
+    message = next(text for text in result.failed("spark1") if "RETURNED" in text)
+    assert f"({OLD}) serves again" in message
+    assert done["evidence"] in message
+    names = served.run(f"ls {done['evidence']}").out.split()
+    assert {"journal-failed.txt", "smoke-again.json"} <= set(names)
+    assert done["to"] not in served.read("/var/lib/ds4/state/deployments.json")
+
+
+def test_an_option_that_the_new_release_refuses_is_found_before_the_stop(served: Host) -> None:
+    faults(served, NEW, refuse_flag="--kv-disk-dir")
+    before = pid(served)
+    result = play(served, ds4_release=NEW)
+    assert result.rc != 0
+    assert record(served)["outcome"] == "refused"
+    assert any("unknown option: --kv-disk-dir" in text for text in result.failed("spark1"))
+    assert pid(served) == before, "the old process never noticed"
+
+
+def test_a_release_that_is_slow_or_busy_at_first_is_waited_for(served: Host) -> None:
+    faults(served, NEW, start_seconds=4, busy_seconds=3)
+    result = play(served, ds4_release=NEW)
+    assert result.rc == 0, result.text
+    assert serving(served) == NEW
+
+
+def test_a_good_release_is_proven_kept_conversations_and_prunes_nothing_it_may_need(served: Host) -> None:
+    prompt = json.dumps(
+        {"model": "deepseek-v4-flash", "messages": [{"role": "user", "content": "long " * 600}], "max_tokens": 8}
+    )
+    served.run(["curl", "-s", "-d", prompt, "http://127.0.0.1:8000/v1/chat/completions"])
+    result = play(served, ds4_release=NEW)
+    assert result.rc == 0, result.text
+    done = record(served)
+    assert (done["outcome"], serving(served)) == ("proven", NEW)
+    assert 0 < done["downtime_seconds"] < 30
+    stop = next(step for step in done["steps"] if step["name"] == "stop")
+    assert "conversation file(s) were written" in stop["text"]
+    assert served.run("ls /var/lib/ds4/kv/*/*.kv | wc -l").out.strip() != "0"
+    assert served.exists(commit_dir(OLD))
+    again = play(served, ds4_release=NEW)
+    assert again.rc == 0
+    assert again.changed("spark1") == []
+
+
+# ------------------------------------------------------------------------------------- an old engine that will not go
+
+
+def test_an_engine_that_ignores_sigterm_is_killed_within_the_limit(served: Host) -> None:
+    faults(served, OLD, ignore_sigterm=True)
+    assert play(served, ds4_release=NEW).rc == 0
+    assert "had to be killed" in next(step["text"] for step in record(served)["steps"] if step["name"] == "stop")
+    assert serving(served) == NEW
+
+
+def test_memory_that_is_late_is_waited_for(served: Host) -> None:
+    faults(served, OLD, hold_memory_seconds=6)
+    assert play(served, ds4_release=NEW).rc == 0
+    done = record(served)
+    assert done["outcome"] == "proven"
+    memory = next(step for step in done["steps"] if step["name"] == "memory")
+    assert memory["finished"] - memory["started"] > 3
+
+
+def test_memory_that_never_comes_back_means_reboot_and_no_blind_start(served: Host) -> None:
+    faults(served, OLD, hold_memory_seconds=-1)
+    result = play(served, ds4_release=NEW)
+    assert result.rc != 0
+    assert record(served)["outcome"] == "stopped"
+    assert any("Reboot the host" in text for text in result.failed("spark1"))
+    assert engines(served) == 0
+    served.reboot()
+    until(lambda: answers(served), "after the reboot the proven release starts by itself")
+    assert serving(served) == OLD
+
+
+# ----------------------------------------------------------------------------------------------------- interruptions
+
+
+def start_switch(host: Host, **extra: Any) -> subprocess.Popen[bytes]:
+    """The playbook in the background, with a session of its own."""
+    argv = harness.command(host.lab, "site.yml", extra_vars={**LIMITS, "ds4_release": NEW, **extra})
+    return subprocess.Popen(
+        argv, cwd=system.REPOSITORY, env=harness.environment(), stdout=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def test_a_controller_that_dies_in_the_middle_is_not_needed(served: Host) -> None:
+    faults(served, NEW, start_seconds=6)
+    controller = start_switch(served)
+    until(lambda: has_step(served, "stop"), "the switch has stopped the old engine")
+    os.killpg(controller.pid, signal.SIGKILL)
+    controller.wait()
+    served.lab.forget_connections(served)
+    until(lambda: bool(record(served)["outcome"]), "the host finishes alone")
+    assert (record(served)["outcome"], serving(served)) == ("proven", NEW)
+    again = play(served, ds4_release=NEW)
+    assert again.rc == 0, again.text
+    assert again.changed("spark1") == []
+
+
+def test_a_bad_release_returns_without_a_controller_too(served: Host) -> None:
+    faults(served, NEW, start_seconds=3, garbage=True)
+    controller = start_switch(served)
+    until(lambda: has_step(served, "stop"), "the switch has stopped the old engine")
+    os.killpg(controller.pid, signal.SIGKILL)
+    controller.wait()
+    served.lab.forget_connections(served)
+    until(lambda: bool(record(served)["outcome"]), "the host finishes alone")
+    assert (record(served)["outcome"], serving(served)) == ("returned", OLD)
+
+
+def test_a_lost_link_is_survived(served: Host) -> None:
+    faults(served, NEW, start_seconds=8)
+    controller = start_switch(served)
+    until(lambda: has_step(served, "start"), "the new engine is being started")
+    served.link_down()
+    time.sleep(12)
+    served.link_up()
+    assert controller.wait(180) == 0
+    assert (record(served)["outcome"], serving(served)) == ("proven", NEW)
+
+
+@pytest.mark.parametrize(("fault", "version", "outcome"), [({}, NEW, "proven"), ({"garbage": True}, OLD, "returned")])
+def test_a_reboot_in_the_middle_is_resolved_at_boot(
+    served: Host, fault: dict[str, Any], version: str, outcome: str
+) -> None:
+    faults(served, NEW, start_seconds=30, **fault)
+    controller = start_switch(served)
+    until(lambda: has_step(served, "ready"), "the new engine loads")
+    served.reboot()
+    faults(served, NEW, **fault)  # /run is empty after a boot; the engine reads it while it starts
+    os.killpg(controller.pid, signal.SIGKILL)
+    controller.wait()
+    served.lab.forget_connections(served)
+    until(lambda: bool(record(served)["outcome"]), "the transaction is finished at boot", 90)
+    assert record(served)["outcome"] == outcome
+    assert serving(served) == version
+    assert engines(served) == 1
+    assert not served.exists("/var/lib/ds4/state/transactions/open")
+
+
+def test_a_runner_that_is_killed_is_started_again(served: Host) -> None:
+    faults(served, NEW, start_seconds=5)
+    controller = start_switch(served)
+    until(lambda: has_step(served, "ready"), "the new engine loads")
+    served.run("systemctl kill --signal=SIGKILL ds4-switch.service")
+    assert controller.wait(180) == 0
+    assert (record(served)["outcome"], serving(served)) == ("proven", NEW)
+
+
+@pytest.mark.faults
+def test_runs_killed_at_random_points_converge(ready: Host) -> None:
+    """Never two engines, never a link to nothing, and the next run always ends at the wanted release."""
+    for seed in range(int(os.environ.get("FAULT_SEEDS", "2"))):
+        dice = random.Random(seed)
+        restore(ready)
+        controller = start_switch(ready)
+        time.sleep(dice.uniform(2, 40))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(controller.pid, signal.SIGKILL)
+        controller.wait()
+        ready.lab.forget_connections(ready)
+        if dice.random() < 0.3:
+            ready.reboot()
+        assert engines(ready) <= 1, f"seed {seed}"
+        result = play(ready, ds4_release=NEW)
+        assert result.rc == 0, f"seed {seed}: {result.text}"
+        assert serving(ready) == NEW, f"seed {seed}"
+        assert engines(ready) == 1, f"seed {seed}"
+        assert ready.run("test -e /opt/ds4/current/manifest.json", check=False).rc == 0, f"seed {seed}"
+
+
+# ------------------------------------------------------------------------------------------------- drift and healing
+
+
+def test_a_unit_edited_by_hand_is_put_back_and_said(served: Host) -> None:
+    unit = served.read("/etc/systemd/system/ds4.service")
+    served.put("/etc/systemd/system/ds4.service", unit.replace("Restart=always", "Restart=no\nMemoryMax=64G"))
+    served.run("systemctl daemon-reload")
+    result = play(served, ds4_release=OLD)
+    assert result.rc == 0, result.text
+    assert served.read("/etc/systemd/system/ds4.service") == unit
+    assert "was edited by hand" in result.text
+    assert "MemoryMax" not in served.run("systemctl cat ds4").out
+
+
+def test_a_new_comment_restarts_nothing(served: Host) -> None:
+    before = pid(served)
+    unit = served.read("/etc/systemd/system/ds4.service")
+    served.put("/etc/systemd/system/ds4.service", unit + "# a note\n")
+    assert play(served, ds4_release=OLD).rc == 0
+    assert pid(served) == before
+    assert served.read("/etc/systemd/system/ds4.service") == unit
+
+
+def test_a_stopped_service_heals_and_a_killed_one_heals_itself(served: Host) -> None:
+    before = pid(served)
+    served.run(f"kill -TERM {before}")
+    until(lambda: answers(served) and pid(served) != before, "systemd starts it again though it ended with 0")
+    served.run("systemctl stop ds4")
+    assert play(served, ds4_release=OLD).rc == 0
+    assert answers(served)
+
+
+def test_status_reads_the_running_process_and_names_drift(served: Host) -> None:
+    result = play(served, "status.yml", ds4_release=NEW)
+    assert result.rc == 0, result.text
+    assert result.changed("spark1") == []
+    assert f"{OLD} serves as" in result.text
+    assert f"release {OLD}, wanted {NEW}" in result.text
+    same = play(served, "status.yml", ds4_release=OLD)
+    assert "is exactly what is wanted" in same.text
+
+
+def test_a_binary_replaced_by_hand_is_drift(served: Host) -> None:
+    server = f"{commit_dir(OLD)}/ds4-server"
+    served.run(f"cp {server} /tmp/other && printf x >>/tmp/other && mv /tmp/other {server}")
+    result = play(served, "status.yml", ds4_release=OLD)
+    assert "replaced" in result.text
+
+
+# ------------------------------------------------------------------------------------------------------- the way back
+
+
+def test_rollback_goes_back_and_forth_by_the_same_transaction(served: Host) -> None:
+    assert play(served, ds4_release=NEW).rc == 0
+    preview = play(served, "rollback.yml", check=True)
+    assert preview.rc == 0
+    assert f"would switch to {OLD}" in preview.text
+    assert serving(served) == NEW
+    assert play(served, "rollback.yml").rc == 0
+    assert serving(served) == OLD
+    newest = json.loads(served.read("/var/lib/ds4/state/deployments.json"))["proven"]
+    named = next(entry["id"] for entry in newest if entry["release"] == NEW)
+    assert play(served, "rollback.yml", deployment=named).rc == 0
+    assert serving(served) == NEW
+
+
+def test_rollback_is_refused_before_any_stop_when_the_build_is_gone(served: Host) -> None:
+    assert play(served, ds4_release=NEW).rc == 0
+    served.run(f"rm -rf {commit_dir(OLD)}")
+    before = pid(served)
+    result = play(served, "rollback.yml")
+    assert result.rc != 0
+    assert any("nothing was stopped" in text and "the build is gone" in text for text in result.failed("spark1"))
+    assert pid(served) == before
+
+
+def test_pruning_is_predicted_and_keeps_what_may_be_needed(served: Host) -> None:
+    assert play(served, ds4_release=NEW, engine_service_keep=1).rc == 0
+    assert not served.exists(commit_dir(OLD)), "beyond the last proven one, and neither active nor the way back"
+    assert served.exists(commit_dir(NEW))
+
+
+# -------------------------------------------------------------------------------------------------- requests in flight
+
+
+def long_request(host: Host) -> subprocess.Popen[str]:
+    """A completion that takes some seconds, from inside the host."""
+    body = json.dumps(
+        {
+            "model": "deepseek-v4-flash",
+            "messages": [{"role": "user", "content": "Count."}],
+            "max_tokens": 1500,
+            "ignore": 1,
+        }
+    )
+    command = ["curl", "-s", "-d", body, "http://127.0.0.1:8000/v1/chat/completions"]
+    return subprocess.Popen(host.enter_command(command), stdout=subprocess.PIPE, text=True)
+
+
+def inflight(host: Host) -> bool:
+    return "ds4_requests_inflight 1" in host.run(f"{ASK}/metrics", check=False).out
+
+
+def test_a_busy_host_is_left_alone_when_asked(served: Host) -> None:
+    faults(served, OLD, speed=0.02)
+    before = pid(served)
+    request = long_request(served)
+    until(lambda: inflight(served), "a request is running", 20)
+    result = play(served, ds4_release=NEW, engine_service_busy="skip")
+    request.kill()
+    request.wait()
+    assert record(served)["outcome"] == "skipped"
+    assert pid(served) == before
+    assert result.task("spark1", SWITCH)["changed"] is False
+
+
+def test_a_running_request_is_answered_before_the_stop(served: Host) -> None:
+    faults(served, OLD, speed=0.3)
+    request = long_request(served)
+    until(lambda: inflight(served), "a request is running", 20)
+    assert play(served, ds4_release=NEW, engine_service_busy="wait", engine_service_busy_seconds=60).rc == 0
+    out, _err = request.communicate(timeout=60)
+    assert json.loads(out)["choices"][0]["message"]["content"]
+    assert serving(served) == NEW
+
+
+# ---------------------------------------------------------------------------------------------- somebody else's engine
+
+
+INSTALL = """
+set -e
+mkdir -p ~/code ~/gguf
+git clone -q --depth 1 -b v0.6.4 {engine} ~/code/ds4
+make -C ~/code/ds4 cuda-spark >/dev/null 2>&1
+cp /var/lib/ds4/weights/*0731.gguf ~/gguf/
+"""
+START = (
+    "cd ~ && MY_SECRET=hunter2 DS4_SERVER_MAX_CLIENTS=77 nohup ./code/ds4/ds4-server --cuda "
+    "-m ~/gguf/DeepSeek-V4-Flash-IQ2XXS-w2Q2K-AProjQ8-SExpQ8-OutQ8-chat-v2-imatrix-0731.gguf -c 131072 --cors "
+    ">~/ds4-server.log 2>&1 </dev/null &"
+)
+
+
+def identity(host: Host) -> tuple[str, str, str, str]:
+    """Command line, environment, folder and owner of the engine that runs."""
+    number = host.run("pgrep -x ds4-server").out.strip()
+    return (
+        host.run(f"tr '\\0' '\\n' </proc/{number}/cmdline").out,
+        host.run(f"tr '\\0' '\\n' </proc/{number}/environ | sort").out,
+        host.run(f"readlink /proc/{number}/cwd").out.strip(),
+        host.run(f"stat -c %U /proc/{number}").out.strip(),
+    )
+
+
+@pytest.fixture
+def occupied(served: Host) -> Host:
+    """An engine as the public installer leaves it; nothing of ours runs or was ever proven."""
+    served.run(INSTALL.format(engine=served.lab.engine.url), user=served.user, timeout=180)
+    served.run("systemctl disable --now ds4; rm -rf /var/lib/ds4/state/deployments.json /tmp/ds4.lock")
+    served.run(START, user=served.user)
+    until(lambda: answers(served), "the foreign engine answers")
+    return served
+
+
+def test_a_foreign_engine_is_named_and_left_alone(occupied: Host) -> None:
+    before = identity(occupied)
+    result = play(occupied, ds4_release=OLD)
+    assert result.rc != 0
+    assert "code/ds4/ds4-server" in result.text
+    assert "engine_service_adopt" in result.text
+    assert identity(occupied) == before
+
+
+def test_a_foreign_engine_is_adopted_when_asked(occupied: Host) -> None:
+    preview = play(occupied, ds4_release=OLD, engine_service_adopt=True, check=True)
+    assert "taking over process" in preview.text
+    assert "-c 131072 (ours: 524288)" in preview.text
+    result = play(occupied, ds4_release=OLD, engine_service_adopt=True)
+    assert result.rc == 0, result.text
+    assert (serving(occupied), engines(occupied)) == (OLD, 1)
+    assert "--cors" in result.text
+    assert "hunter2" not in result.text + occupied.journal()
+    assert occupied.run("ls ~/gguf | wc -l", user=occupied.user).out.strip() == "2", "its files are left"
+
+
+def test_a_failed_adoption_gives_the_very_process_back(occupied: Host) -> None:
+    before = identity(occupied)
+    faults(occupied, OLD, exit_at_start=1)
+    result = play(occupied, ds4_release=OLD, engine_service_adopt=True)
+    assert result.rc != 0
+    assert record(occupied)["outcome"] == "returned"
+    assert identity(occupied) == before
+    assert answers(occupied)
+    assert occupied.run("systemctl is-enabled ds4", check=False).out.strip() == "disabled"
+    adopted = f"{record(occupied)['evidence']}/adopted.json"
+    assert occupied.run(f"stat -c '%U %a' {adopted}").out.strip() == "root 600"
+    assert "hunter2" not in result.text + occupied.journal()
+
+
+def test_an_engine_under_a_unit_of_its_own_is_stopped_and_given_back_by_that_unit(served: Host) -> None:
+    served.run("systemctl disable --now ds4; rm -f /var/lib/ds4/state/deployments.json /tmp/ds4.lock")
+    base = served.run("ls /var/lib/ds4/weights/*imatrix-0731.gguf").out.strip()
+    served.put(
+        "/etc/systemd/system/my-llm.service",
+        f"[Service]\nUser=spark\nExecStart={commit_dir(OLD)}/ds4-server -m {base}\n[Install]\nWantedBy=multi-user.target\n",
+    )
+    served.run("systemctl daemon-reload && systemctl enable --now my-llm")
+    until(lambda: answers(served), "the foreign engine answers")
+    faults(served, NEW, exit_at_start=1)
+    assert play(served, ds4_release=NEW, engine_service_adopt=True).rc != 0
+    assert served.run("systemctl is-active my-llm; systemctl is-enabled my-llm").out.split() == ["active", "enabled"]
+    faults(served, NEW)
+    assert play(served, ds4_release=NEW, engine_service_adopt=True).rc == 0
+    state = served.run("systemctl is-active my-llm; systemctl is-enabled my-llm", check=False).out.split()
+    assert state == ["inactive", "disabled"]
+    assert (serving(served), engines(served)) == (NEW, 1)
+
+
+def test_a_stale_lock_of_another_user_does_not_stop_the_service(served: Host) -> None:
+    served.run("systemctl stop ds4 && rm -f /tmp/ds4.lock")
+    served.run("umask 077 && echo 4711 >/tmp/ds4.lock", user=served.user)
+    assert play(served, ds4_release=OLD).rc == 0
+    assert answers(served)
+
+
+# ---------------------------------------------------------------------------------------------------------- the gate
+
+
+def test_the_gate_keeps_a_second_engine_and_a_short_host_out(served: Host) -> None:
+    served.run("systemctl stop ds4")
+    served.tenant("something-else", 60 * 1024 * 1024)
+    ran = served.run("systemctl start ds4", check=False, timeout=60)
+    assert ran.rc != 0
+    assert "Not enough memory is available" in served.journal("ds4.service")
+    assert engines(served) == 0
+
+
+def test_the_launcher_serves_in_the_foreground_and_appended_arguments_win(served: Host) -> None:
+    served.run("systemctl stop ds4")
+    process = subprocess.Popen(served.enter_command(["/usr/local/bin/ds4-serve", "--port", "8123"]))
+    try:
+        until(lambda: served.run("curl -sf http://127.0.0.1:8123/v1/models", check=False).rc == 0, "it answers there")
+        assert served.run("stat -c %U /proc/$(pgrep -x ds4-server)").out.strip() == "ds4"
+        assert "524288" in served.run("curl -s http://127.0.0.1:8123/v1/models").out
+    finally:
+        served.run("pkill -TERM -x ds4-server", check=False)
+        process.wait(30)
+
+
+# ---------------------------------------------------------------------------------------------------- systemd's reading
+
+
+DUMP = "import json, os, sys; json.dump([sys.argv[1:], dict(os.environb and os.environ)], open('/tmp/dump.json', 'w'))"
+HOSTILE = [
+    "",
+    " ",
+    "a b",
+    "50%",
+    "%n %H %%",
+    "$HOME ${HOME} $$",
+    "'",
+    '"',
+    "\\",
+    "\\n \\x41",
+    "`id`",
+    ";",
+    "a;b",
+    "#x",
+    "line\nbreak",
+    "tab\there",
+    "trailing \\",
+    "ünïcödé ☃",
+    "\u2028",
+    "-@+!",
+    "x" * 5000,
+]
+
+
+def test_systemd_reads_back_what_was_meant(served: Host) -> None:
+    dice = random.Random(int(os.environ.get("FAULT_SEEDS", "1")))
+    made = ["".join(dice.choice("ab \t\n\"'\\$%;`{}=#") for _ in range(dice.randint(1, 30))) for _ in range(60)]
+    words = HOSTILE + made
+    environment = {f"V{number}": word for number, word in enumerate(words)}
+    served.put("/tmp/hostile.env", environment_file(environment))
+    line = exec_line(["/usr/bin/python3", "-c", DUMP, *words])
+    served.put(
+        "/run/systemd/system/hostile.service",
+        f"[Service]\nType=oneshot\nEnvironmentFile=/tmp/hostile.env\nExecStart={line}\n",
+    )
+    served.run("systemctl daemon-reload && systemctl start hostile.service")
+    argv, env = json.loads(served.read("/tmp/dump.json"))
+    assert argv == words
+    assert {name: env.get(name) for name in environment} == environment
