@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from ds4 import deployment as store
@@ -17,6 +18,9 @@ from ds4.errors import Ds4Error
 from ds4.files import MARKER_LINE, mark
 from ds4.service import State, parse_show
 
+SCHEMA = json.loads(
+    (Path(__file__).resolve().parents[2] / "docs/schemas/deployment.schema.json").read_text(encoding="utf-8")
+)
 UNIT = f"""# {MARKER_LINE}
 [Service]
 SupplementaryGroups=@HOST_GROUPS@
@@ -130,6 +134,7 @@ def test_staging_writes_everything_filled_in(layout: Layout) -> None:
     staged = store.stage(wanted(), layout, ["video", "render"])
     folder = Path(layout.directory(staged.manifest["id"]))
     unit = (folder / "ds4.service").read_text(encoding="utf-8")
+    jsonschema.validate(json.loads((folder / "manifest.json").read_text(encoding="utf-8")), SCHEMA)
     assert "@" not in unit
     assert "SupplementaryGroups=video\n" in unit
     assert f"DS4_DEPLOYMENT={staged.manifest['id']}" in unit

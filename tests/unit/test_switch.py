@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from ds4 import deployment as store
@@ -20,6 +21,9 @@ from ds4.errors import Ds4Error
 from ds4.service import State
 from ds4.switch import Record, Switch
 
+SCHEMA = json.loads(
+    (Path(__file__).resolve().parents[2] / "docs/schemas/transaction.schema.json").read_text(encoding="utf-8")
+)
 OLD, NEW, OLDER = "0" * 12, "1" * 12, "2" * 12
 LIMITS = {
     "memory_seconds": 20,
@@ -320,6 +324,7 @@ def run(machine: FakeMachine, *, to: str = NEW, **options: Any) -> Record:
     found = Record.load(record.path)
     assert found is not None
     assert found.closed
+    jsonschema.validate(found.data, SCHEMA)
     assert switch.open_record(machine.layout) is None
     assert machine.most_engines <= 1, "two engines at once"
     return found
@@ -634,6 +639,7 @@ def test_killed_at_every_point_it_ends_with_one_engine_or_an_honest_stop(
         record = switch.last_record(layout)
         assert record is not None
         assert record.closed
+        jsonschema.validate(record.data, SCHEMA)
         assert machine.most_engines <= 1
         outcome = record.data["outcome"]
         if outcome == "proven":
