@@ -71,7 +71,7 @@ options:
     default: false
   codex_catalogue:
     description:
-      - V(file) writes the catalogue beside Codex' configuration, which every release reads.
+      - V(file) writes the catalogue beside Codex' configuration, which releases 0.144.1 and 0.171.0 both read.
       - V(served) lets Codex ask the engine at every start. This needs a Codex that knows C(model_catalog_url).
     type: str
     choices: [file, served]

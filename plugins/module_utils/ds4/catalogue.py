@@ -11,7 +11,7 @@ MODEL_ID = "deepseek-v4-flash"
 # Codex compacts before its window is full; the engine's own catalogue leaves 16 % (220000 of 262144 tokens).
 COMPACT_SHARE = 0.84
 
-# Codex without base instructions is a cripple. This is what it gets when no others were named.
+# An agent without base instructions works badly. This is what it gets when no others were named.
 FALLBACK_INSTRUCTIONS = """\
 You are Codex, a coding agent working in a terminal on the user's machine. Work until the task is done, and be exact.
 
