@@ -60,6 +60,7 @@ def test_the_id_is_about_what_is_wanted() -> None:
         (a_plan(a_file(sha256="AB" * 32)), "not 64 lower-case hex digits"),
         (a_plan(a_file(bytes=0)), "base: 0 bytes"),
         (a_plan(a_file(sources=[])), "no source"),
+        (a_plan(a_file(sources=["ftp://x/y", "http://x/y"])), "weights_sources holds ftp, not http"),
         (a_plan(a_file(), a_file(target="other.gguf")), "role base appears twice"),
         (a_plan(a_file(), a_file(role="drafter")), "target base.gguf appears twice"),
         (a_plan(directory="weights"), "not absolute"),

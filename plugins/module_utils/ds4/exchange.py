@@ -62,14 +62,10 @@ def leave_to_switch(
     Raises:
         Ds4Error: it was not asked for, or would not be enough.
     """
-    olds = old_files(wanted, read=not check)
-    if wanted.care.policy != generations.BEFORE_FETCH:
-        more = (
-            f"; old files take {human_bytes(sum(old.bytes for old in olds))} ({generations.describe(olds)})"
-            if olds
-            else ""
-        )
-        raise _no_room(tight, more)
+    asked = wanted.care.policy == generations.BEFORE_FETCH
+    olds = old_files(wanted, read=asked and not check)
+    if not asked:
+        raise _no_room(tight, f"; old files: {generations.describe(olds)}" if olds else "")
     freed: dict[int, int] = {}
     for old in olds:  # whatever serves now will have stopped by then
         device = os.stat(old.path).st_dev

@@ -237,9 +237,9 @@ def remove_recorded(directory: str, paths: Iterable[str]) -> None:
     if not is_ours(directory):
         return
     folder, marker = os.path.join(directory, ".fetch"), os.path.join(directory, MARKER_NAME)
-    with contextlib.suppress(OSError):  # absent, or somebody's file in it: it stays
-        os.unlink(os.path.join(folder, "lock"))
-        os.rmdir(folder)
+    for take, path in ((os.unlink, os.path.join(folder, "lock")), (os.rmdir, folder)):
+        with contextlib.suppress(OSError):  # absent, or somebody's file in it: it stays
+            take(path)
     if os.listdir(directory) == [MARKER_NAME]:
         os.unlink(marker)
         os.rmdir(directory)

@@ -166,6 +166,11 @@ def errors(plan: Plan) -> list[str]:
             found.append(f"{item.role}: {item.bytes} bytes")
         if plan.fetch and not item.sources:
             found.append(f"{item.role}: no source (weights_sources is empty)")
+        schemes = {urllib.parse.urlsplit(url).scheme for url in item.sources} - {"http", "https", "file"}
+        if schemes:
+            found.append(
+                f"{item.role}: weights_sources holds {', '.join(sorted(schemes))}, not http, https or a directory"
+            )
     for key in ("role", "target"):
         values = [getattr(item, key) for item in plan.files]
         found += [
