@@ -1,0 +1,96 @@
+"""What tests ask of a host that serves, and the faults they switch on there. Everything is read from the host itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import harness, system
+from .api import Host
+from .engine import releases
+
+# Short limits, so that a wait that ends in a failure ends soon.
+LIMITS: dict[str, Any] = {
+    "engine_service_ready_seconds": 25,
+    "engine_service_memory_wait_seconds": 12,
+    "engine_service_stop_seconds": 6,
+    "engine_service_busy_seconds": 10,
+    "smoke_test_timeout_seconds": 20,
+}
+ASK = "curl -s --noproxy '*' --max-time 5 http://127.0.0.1:8000"
+
+
+def build_dir(tag: str) -> str:
+    """Where the build of a release lies on a host."""
+    return f"/opt/ds4/builds/{tag}-{releases()[tag]['commit'][:8]}"
+
+
+def answers(host: Host) -> bool:
+    """True when the service lists its models."""
+    return host.run(f"{ASK}/v1/models", check=False).rc == 0
+
+
+def pid(host: Host) -> str:
+    """Main process of the service; "0" when there is none."""
+    return host.run("systemctl show ds4 -p MainPID --value").out.strip()
+
+
+def serving(host: Host) -> str:
+    """Version that the running process itself reports; empty when nothing serves."""
+    number = pid(host)
+    return "" if number == "0" else host.run(f"/proc/{number}/exe --version", check=False).out.split()[-1]
+
+
+def engines(host: Host) -> int:
+    """How many engines run, whoever started them."""
+    return len(host.run("pgrep -x ds4-server", check=False).out.split())
+
+
+def record(host: Host) -> dict[str, Any]:
+    """The newest transaction."""
+    path = host.run("ls -1 /var/lib/ds4/state/transactions/*.json | tail -1").out.strip()
+    found: dict[str, Any] = json.loads(host.read(path))
+    return found
+
+
+def has_step(host: Host, name: str) -> bool:
+    """True when the newest transaction has come to a step."""
+    with contextlib.suppress(system.LabError, json.JSONDecodeError):
+        return any(step["name"] == name for step in record(host)["steps"])
+    return False
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    """Wait for something, or fail saying for what."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.2)
+
+
+def faults(host: Host, version: str, **kinds: Any) -> None:
+    """Make one release misbehave on a host from now on; without kinds it behaves again."""
+    host.run("mkdir -p /run/lab-engine && chmod 1777 /run/lab-engine")
+    host.put("/run/lab-engine/faults.json", json.dumps({"only": [version], **kinds}), 0o644)
+
+
+def start_play(host: Host, playbook: str = "site.yml", **extra: Any) -> subprocess.Popen[bytes]:
+    """A playbook in the background, in a session of its own, so that it can be killed as a whole."""
+    argv = harness.command(host.lab, playbook, extra_vars={**LIMITS, **extra})
+    return subprocess.Popen(
+        argv, cwd=system.REPOSITORY, env=harness.environment(), stdout=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def kill_play(host: Host, controller: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKILL) -> None:
+    """End that playbook and the connections it leaves behind."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(controller.pid, number)
+    controller.wait()
+    host.lab.forget_connections()
