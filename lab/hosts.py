@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from . import desktop, image, memory, network, system
+from . import desktop, emulation, image, memory, network, system
 
 GUARDED_USER = "guarded"
 SUDO_PASSWORD = "simulated-spark"
@@ -230,6 +230,8 @@ def seed(instance: str, name: str, public_key: str) -> None:
         os.symlink("/lib/systemd/system/multi-user.target", os.path.join(upper, "etc/systemd/system/default.target"))
     if options.architecture:  # networkd does not start under emulation; lab/emulation.py gives the address
         _whiteout(upper, "etc/systemd/system/multi-user.target.wants/systemd-networkd.service")
+        for file, text in emulation.files().items():
+            put(file, text)
     if not options.cuda:
         _whiteout(upper, "usr/local/cuda")
         _whiteout(upper, image.CUDA_HOME.lstrip("/"))

@@ -68,17 +68,16 @@ def guest() -> str:
 
 def toolkit(architecture: str = "") -> list[str]:
     """Directories that together are the CUDA toolkit, uppermost first."""
-    if architecture:
-        wheels = [CUOBJDUMP_WHEEL, *TOOLKIT_WHEELS]
-        return [
-            cached(
-                "toolkit", json.dumps([architecture, *wheels]), lambda path: _unpack_wheels(wheels, path, architecture)
-            )
-        ]
-    extra = cached("cuobjdump", CUOBJDUMP_WHEEL, lambda path: _unpack_wheels([CUOBJDUMP_WHEEL], path))
-    if os.access(os.path.join(CUDA_HOME, "bin", "nvcc"), os.X_OK):
+    parts = [architecture] if architecture else []
+
+    def wheels(kind: str, names: list[str]) -> str:
+        recipe = json.dumps([*parts, *names]) if parts or len(names) > 1 else names[0]
+        return cached(kind, recipe, lambda path: _unpack_wheels(names, path, architecture))
+
+    extra = wheels("cuobjdump", [CUOBJDUMP_WHEEL])
+    if not architecture and os.access(os.path.join(CUDA_HOME, "bin", "nvcc"), os.X_OK):
         return [extra, CUDA_HOME]
-    return [extra, cached("toolkit", json.dumps(TOOLKIT_WHEELS), lambda path: _unpack_wheels(TOOLKIT_WHEELS, path))]
+    return [extra, wheels("toolkit", TOOLKIT_WHEELS)]
 
 
 def cached(kind: str, recipe: str, make: Callable[[str], None]) -> str:
