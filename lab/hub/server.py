@@ -584,12 +584,18 @@ class CdnHandler(Handler):
         blob = self.state.blob_by_hash(self.entry["path"].rpartition("/")[2])
         return blob.name if blob else ""
 
+    def begin(self) -> None:
+        super().begin()
+        path, _, query = self.path.partition("?")
+        self.link_problem = self.state.link_problem(path, query)  # judged on arrival, however slowly it is answered
+
     def answer(self) -> None:
         path, _, query = self.path.partition("?")
         if self.entry["token"] and self.state.options.cdn_refuses_auth:
             self.reply(400, {}, b"Only one auth mechanism allowed\n")
-        elif problem := self.state.link_problem(path, query):
-            self.reply(403, {"Content-Type": "application/xml"}, f"<Error><Code>{problem}</Code></Error>".encode())
+        elif self.link_problem:
+            body = f"<Error><Code>{self.link_problem}</Code></Error>".encode()
+            self.reply(403, {"Content-Type": "application/xml"}, body)
         elif (blob := self.state.blob_by_hash(path.rpartition("/")[2])) is None:
             self.reply(404, {}, b"NoSuchKey\n")
         else:

@@ -340,3 +340,9 @@ def test_a_damaged_file_that_somebody_else_shares_is_not_altered(hub: Hub, base:
     with theirs.open("rb") as stream:
         stream.seek(9 * MIB)
         assert stream.read(6) == b"theirs"
+
+
+def test_what_an_interrupted_write_left_behind_is_swept(hub: Hub, base: Make) -> None:
+    fetcher = base()
+    (fetcher.directory / ".new-abcdefgh").write_text("half a record")
+    judge(fetcher, fetcher.run())

@@ -34,7 +34,7 @@ PASSING: list[tuple[str, list[dict[str, Any]], dict[str, Any]]] = [
         {},
     ),
     ("403 midway", [{"fault": "expire", "offset": 4 * MIB}], {}),
-    ("links that live a moment", [], {"link_seconds": 0.1, "total_rate": 12 * MIB}),
+    ("links that live a moment", [], {"link_seconds": 0.5, "total_rate": 6 * MIB}),
     ("web page instead of bytes", [{"fault": "html", "count": 3}], {}),
     ("web page instead of a redirect", [{"fault": "html", "count": 2, "at": "hub"}], {}),
     ("ignored range", [{"fault": "ignore_range", "count": 3}], {}),
@@ -233,7 +233,7 @@ def test_several_faults_at_once(hub: Hub, base: Make, tls_hub: Hub, tmp_path: Pa
     if rng.random() < 0.3:
         options["mirror"] = True
     if rng.random() < 0.3:
-        options["link_seconds"] = 0.5
+        options["link_seconds"] = 1.0
     if rng.random() < 0.3:
         options["total_rate"] = rng.choice((8, 16, 32)) * MIB
     rules = random_rules(seed, SIZE)

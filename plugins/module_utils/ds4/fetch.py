@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from . import journal, records, transfer
 from .assembly import Assembled, Assembly, Limits, Valve, segment_size
 from .errors import Ds4Error
-from .files import fsync_directory, human_bytes, is_ours, read_json
+from .files import TEMPORARY, fsync_directory, human_bytes, is_ours, read_json
 from .host import ds4_processes
 from .memory import read_meminfo
 from .plan import Plan, PlanFile, load
@@ -171,6 +171,7 @@ class Fetch:
         if self.plan.deadline_seconds:
             left = self.plan.deadline_seconds - self.status.elapsed()
             self.valve.deadline(time.monotonic() + max(left, 0.0))
+        self._sweep()
         self._mind_memory()
         watcher = threading.Thread(target=self._watch, daemon=True)
         watcher.start()
@@ -182,6 +183,13 @@ class Fetch:
             self._over.set()
             watcher.join()
             self.tell()
+
+    def _sweep(self) -> None:
+        """Remove what an interrupted writing of a record left behind."""
+        for name in os.listdir(self.plan.directory):
+            if name.startswith(TEMPORARY):
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(self.plan.directory, name))
 
     def tell(self) -> None:
         """Bring the status file up to date."""

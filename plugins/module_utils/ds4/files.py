@@ -11,6 +11,7 @@ from typing import Any
 
 MARKER_NAME = ".ds4-fleet"  # present in every directory of ours; nothing without it is overwritten or removed
 MARKER_LINE = "Managed by ds4-fleet"  # present in every unit and text file of ours
+TEMPORARY = ".new-"  # prefix of a file on its way to its name; a power loss may leave one behind
 FRESH_DISK = frozenset({"lost+found"})  # what the root of a file system holds that nobody has used yet
 
 
@@ -28,7 +29,7 @@ def write_atomic(
 ) -> None:
     """Replace ``path`` so that a reader, or a power loss, sees the old or the new content and nothing between."""
     directory = os.path.dirname(path) or "."
-    handle, temporary = tempfile.mkstemp(dir=directory, prefix=".new-")
+    handle, temporary = tempfile.mkstemp(dir=directory, prefix=TEMPORARY)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data.encode() if isinstance(data, str) else data)
