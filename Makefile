@@ -31,6 +31,9 @@ status: venv ## Wanted against running, per host
 bump: venv ## Move the pin: TAG=v0.6.6
 	@$(PYTHON) tools/bump.py "$(TAG)"
 
+bundle: venv ## Pack what hosts without Internet need: DIR=dist/bundle, WEIGHTS=1, PACKAGES=1, VARS=file.yml
+	@$(PYTHON) tools/bundle.py "$(or $(DIR),dist/bundle)" $(if $(WEIGHTS),--weights) $(if $(PACKAGES),--packages) $(if $(VARS),--vars "$(VARS)")
+
 demo: venv-test ## One simulated Spark on this machine, provisioned over SSH and asked for the capital of France (root)
 	@$(PYTHON) tools/demo.py
 
