@@ -32,6 +32,7 @@ def ds4_rollout(
         facts[str(host)] = {
             "staged": staged.get("deployment") if not staged.get("failed") else None,
             "drained": _true(variables.get("engine_service_drained", False)),
+            "more": str(variables.get("engine_service_more_to_do") or ""),
             "obstacles": str(variables.get("engine_service_obstacles") or ""),
         }
     return dict(rollout.plan([str(host) for host in hosts], [str(host) for host in present], facts, list(batches)))

@@ -84,3 +84,12 @@ def test_a_batch_begins_only_after_proven_ones(batch: list[str], outcomes: dict[
     reason = halt(["a", "b", "c", "d"], batch, outcomes)
     assert says in reason
     assert bool(reason) == bool(says)
+
+
+def test_a_host_with_other_work_gets_its_turn_though_it_serves_already() -> None:
+    staged = {"release": "v1", "needs_switch": False, "reasons": []}
+    made = rollout.plan(
+        ["a", "b"], ["a", "b"], {"a": {"staged": staged, "more": "serving mode serving"}, "b": {"staged": staged}}, [1]
+    )
+    assert made["switch"] == ["a"]
+    assert "serving mode serving" in made["rows"]["a"]["text"] and made["rows"]["b"]["state"] == "ok"

@@ -32,8 +32,8 @@ def plan(
     Args:
         all_hosts: hosts of the play in the order of the inventory, those of ``--limit`` only.
         present: those that neither failed nor were out of reach so far.
-        facts: host → ``staged`` (the staged deployment or None), ``drained`` (bool), ``obstacles`` (what
-            verification found against a switch, as text).
+        facts: host → ``staged`` (the staged deployment or None), ``drained`` (bool), ``more`` (what else the host's
+            turn is needed for, as text) and ``obstacles`` (what verification found against a switch, as text).
         batches: sizes as for ``serial``.
 
     Returns:
@@ -50,7 +50,7 @@ def plan(
             rows[host] = {"state": "skipped", "text": "drained (spark_drained); not switched"}
         elif not staged:
             rows[host] = {"state": "skipped", "text": "nothing staged in this run; not switched"}
-        elif not staged.get("needs_switch"):
+        elif not staged.get("needs_switch") and not known.get("more"):
             rows[host] = {"state": "ok", "text": f"serves {staged['release']} already; not touched"}
         elif known.get("obstacles"):
             rows[host] = {"state": "failed", "text": f"not switched: {known['obstacles']}"}
@@ -62,7 +62,7 @@ def plan(
         role = ", the canary" if number == 1 and last > 1 else ""
         rows[host] = {
             "state": "planned",
-            "text": f"waits in batch {number} of {last}{role}: {facts[host]['staged']['reasons'][0]}",
+            "text": f"waits in batch {number} of {last}{role}: {(facts[host]['staged']['reasons'] or [facts[host].get('more')])[0]}",
             "batch": number,
         }
     return {"switch": switch, "rows": rows, "text": _text(switch, numbers, rows)}
