@@ -253,7 +253,7 @@ def set_up(mib: int) -> Iterator[Bench]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python3 -m lab.bench_weights", description=__doc__)
     parser.add_argument("--mib", type=int, default=1024, help="size of the file [%(default)s]")
-    parser.add_argument("--mbit", type=int, nargs="+", default=[1000], help="rates of the link [%(default)s]")
+    parser.add_argument("--mbit", type=int, nargs="+", default=[400], help="rates of the link [%(default)s]")
     parser.add_argument("--rounds", type=int, default=2, help="runs per rate; the best counts [%(default)s]")
     parser.add_argument("--json", type=Path, default=ROOT / "artifacts/bench-weights.json", help="file [%(default)s]")
     options = parser.parse_args()
@@ -271,7 +271,7 @@ def main() -> int:
     with set_up(options.mib) as bench:
         steps: list[Callable[[], list[Figure]]] = [
             *(lambda mbit=mbit: shaped_link(bench, mbit, options.rounds) for mbit in options.mbit),  # type: ignore[misc]
-            lambda: [connection_limits(bench, 10)],
+            lambda: [connection_limits(bench, 5)],
             lambda: second_look(bench),
         ]
         for step in steps:

@@ -323,6 +323,7 @@ class Assembly:
         with self._changed:
             while not self._stop:
                 if self._pending:
+                    most = min(most, len(self._pending) // (2 * self.limits.connections))  # so that all end together
                     batch = [self.segments[heapq.heappop(self._pending)]]
                     while len(batch) < most and self._pending and self._pending[0] == batch[-1].number + 1:
                         if self.segments[self._pending[0]].written:  # begun before: it needs a request of its own
