@@ -88,7 +88,7 @@ def test_a_batch_begins_only_after_proven_ones(batch: list[str], outcomes: dict[
 
 def test_a_host_with_other_work_gets_its_turn_though_it_serves_already() -> None:
     staged = {"release": "v1", "needs_switch": False, "reasons": []}
-    made = rollout.plan(
+    made = plan(
         ["a", "b"], ["a", "b"], {"a": {"staged": staged, "more": "serving mode serving"}, "b": {"staged": staged}}, [1]
     )
     assert made["switch"] == ["a"]
