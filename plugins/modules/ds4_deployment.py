@@ -17,9 +17,9 @@ options:
     description:
       - V(staged) writes the deployment in O(deployment). V(active) switches to O(id). V(rolled_back) switches to O(id), or
         to the newest proven deployment that does not run. V(pruned) removes deployments and builds beyond O(keep).
-        V(query) only tells.
+        V(absent) stops the service and removes units, links and lock. V(query) only tells.
     type: str
-    choices: [staged, active, rolled_back, pruned, query]
+    choices: [staged, active, rolled_back, pruned, absent, query]
     default: query
   layout:
     description: Where things are on the host.
@@ -158,6 +158,10 @@ options:
     description: How many proven deployments stay.
     type: int
     default: 3
+  stop_seconds:
+    description: How long the engine may take to stop, for O(state=absent).
+    type: int
+    default: 300
 attributes:
   check_mode:
     description: Nothing is written; tells what would be staged, switched or removed.
@@ -248,8 +252,8 @@ problems:
   elements: str
   sample: []
 removed:
-  description: Paths that were (in check mode, would be) removed.
-  returned: state pruned
+  description: Paths that were (in check mode, would be) removed, by kind.
+  returned: state pruned or absent
   type: dict
   sample: {deployments: [], builds: [/opt/ds4/builds/v0.6.3-1a2b3c4d]}
 ds4_summary:
@@ -287,7 +291,7 @@ DEPLOYMENT = {
 SPEC = {
     "state": {
         "type": "str",
-        "choices": ["staged", "active", "rolled_back", "pruned", "query"],
+        "choices": ["staged", "active", "rolled_back", "pruned", "absent", "query"],
         "default": "query",
     },
     "layout": {"type": "dict", "required": True, "options": LAYOUT},
@@ -304,6 +308,7 @@ SPEC = {
     "transaction": {"type": "str", "default": ""},
     "builds_dir": {"type": "str", "default": "/opt/ds4/builds"},
     "keep": {"type": "int", "default": 3},
+    "stop_seconds": {"type": "int", "default": 300},
 }
 
 
@@ -450,6 +455,15 @@ def pruned(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
     return {"changed": bool(count), "removed": plan}
 
 
+def taken_away(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
+    helpers = sorted(module.params["helpers"])
+    paths = door.absent(layout, helpers, module.params["stop_seconds"], check=module.check_mode)
+    verb = "would stop the service and remove" if module.check_mode else "stopped the service and removed"
+    text = f"{verb} {', '.join(paths)}" if paths else "nothing of ours was installed"
+    state = ("planned" if module.check_mode else "changed") if paths else "ok"
+    return {"changed": bool(paths), "removed": {"files": paths}, "ds4_summary": summary(state, text)}
+
+
 def queried(layout: Layout) -> dict[str, Any]:
     last = switch.last_record(layout)
     now = door.serving(layout)
@@ -485,6 +499,8 @@ def main() -> None:
             result = staged(module, layout)
         elif module.params["state"] == "pruned":
             result = pruned(module, layout)
+        elif module.params["state"] == "absent":
+            result = taken_away(module, layout)
         elif module.params["state"] == "query":
             result = queried(layout)
         else:

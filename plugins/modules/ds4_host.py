@@ -185,7 +185,8 @@ def prepare(params: dict[str, Any], check: bool) -> dict[str, Any]:
 
 def take_away(params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Remove what is ours, unless ``check``, and tell."""
-    removal = host_layout.plan_removal(params["user"], host_layout.parse_directories(params["directories"]))
+    directories = host_layout.parse_directories(params["directories"])
+    removal = host_layout.plan_removal(params["user"], directories, planned=check)
     if not check:
         host_layout.remove(removal, params["group"])
     before = [*removal.gone, *([f"user {removal.user}"] if removal.user else [])]

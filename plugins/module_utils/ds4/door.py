@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import deployment as store
-from . import foreign, probe, switch, systemd_text
+from . import foreign, gate, probe, switch, systemd_text
 from .command import run
 from .deployment import Layout, Wanted
 from .errors import Ds4Error
@@ -200,6 +200,57 @@ def activate(
     elif not record.closed:
         switch.start_runner()  # heals a runner that was ended; harmless while it runs
     return switch.wait(record, wait_seconds, seen).data
+
+
+def absent(layout: Layout, helpers: list[str], stop_seconds: float, *, check: bool = False) -> list[str]:
+    """Stop the service and remove what this room wrote outside its folders: units, links, lock. Returns the paths.
+
+    Raises:
+        Ds4Error: a switch is in progress, or the engine does not end; nothing was removed.
+    """
+    current = switch.open_record(layout)
+    if current is not None and not current.closed:
+        raise Ds4Error(
+            "A switch is in progress on this host; nothing was removed",
+            found=f"to deployment {current.data['to']}",
+            cure=f"wait for it (journalctl -fu {switch.RUNNER}), then run again",
+        )
+    paths = [path for path in [layout.unit_path, *(os.path.join(UNITS, name) for name in helpers)] if _is_ours(path)]
+    paths += [path for path in (layout.launcher, layout.current) if _links_to_ours(path, layout)]
+    if not check and paths:
+        _stop_and_disable(layout, helpers, stop_seconds)
+        for path in paths:
+            os.unlink(path)
+        run(["systemctl", "daemon-reload"], timeout_seconds=60)
+        run(["systemctl", "reset-failed", layout.unit, *helpers], timeout_seconds=60)
+    return paths
+
+
+def _is_ours(path: str) -> bool:
+    return MARKER_LINE in read_text(path)
+
+
+def _links_to_ours(path: str, layout: Layout) -> bool:
+    """True for the links that activation makes; a launcher of somebody else stays."""
+    if not os.path.islink(path):
+        return False
+    target = os.path.join(os.path.dirname(path), os.readlink(path))
+    return os.path.normpath(target).startswith((layout.current + "/", layout.deployments + "/"))
+
+
+def _stop_and_disable(layout: Layout, helpers: list[str], stop_seconds: float) -> None:
+    for unit in (*helpers, layout.unit):
+        service = Service(unit)
+        service.stop(stop_seconds + 60)
+        service.disable()
+    state = Service(layout.unit).state()
+    if state.pid:
+        raise Ds4Error(
+            "The engine does not end; nothing was removed",
+            found=f"process {state.pid}",
+            cure="reboot the host, run again",
+        )
+    gate.remove_own_lock()
 
 
 _SHOWN_METRICS = (

@@ -64,6 +64,12 @@ def remove_stale_lock(user: str) -> str:
     return f"removed {ENGINE_LOCK}, left behind by uid {status.st_uid} and held by nobody"
 
 
+def remove_own_lock() -> None:
+    """Remove the engine's lock file when nobody holds it: after an uninstall its owner has no name any more."""
+    if os.path.exists(ENGINE_LOCK) and not lock_holders():
+        os.unlink(ENGINE_LOCK)
+
+
 def check_weights(manifest: Mapping[str, Any]) -> None:
     """Every file of the deployment is the one that was verified, told by its record: no byte of it is read.
 

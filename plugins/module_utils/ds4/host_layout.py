@@ -253,8 +253,11 @@ class Removal(NamedTuple):
         return bool(self.gone or self.user)
 
 
-def plan_removal(user: str, directories: Sequence[Directory]) -> Removal:
+def plan_removal(user: str, directories: Sequence[Directory], *, planned: bool = False) -> Removal:
     """What ``remove`` would take away: only what bears our marker, nothing that somebody else put beside it.
+
+    Args:
+        planned: it is only told; what still runs will have been stopped by then.
 
     Raises:
         Ds4Error: the account still runs something.
@@ -263,7 +266,7 @@ def plan_removal(user: str, directories: Sequence[Directory]) -> Removal:
     ours = entry is not None and entry.pw_gecos.split(",")[0] == GECOS
     if ours:
         running = _processes_of(entry.pw_uid)
-        if running:
+        if running and not planned:
             raise Ds4Error(
                 f"The user {user} still runs programs; nothing was removed",
                 found=", ".join(running),
