@@ -173,6 +173,7 @@ class Fetch:
             self.valve.deadline(time.monotonic() + max(left, 0.0))
         self._sweep()
         self._mind_memory()
+        self.tell()  # nobody shall read the status of an earlier run
         watcher = threading.Thread(target=self._watch, daemon=True)
         watcher.start()
         try:
