@@ -104,7 +104,11 @@ def unit() -> None:
 
 def lab() -> None:
     if lab_ready("lab tests"):
-        step("lab tests", [BIN / "pytest", "-q", "-m", "lab and not faults", "tests/lab"], fails_on="[DEPRECATION WARNING]")
+        step(
+            "lab tests",
+            [BIN / "pytest", "-q", "-m", "lab and not faults", "tests/lab"],
+            fails_on="[DEPRECATION WARNING]",
+        )
 
 
 def molecule(names: Sequence[str]) -> None:

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+from tools import bump
 
-import bump  # noqa: E402  (tools/ is no package)
+ROOT = Path(__file__).resolve().parents[2]
 
 PIN = (ROOT / "group_vars/all/release.yml").read_text(encoding="utf-8")
 COMMIT = "a" * 40

@@ -1,0 +1,1 @@
+"""Commands of the repository that are neither the product nor the lab."""
