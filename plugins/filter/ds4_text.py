@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable
 
 import ansible.module_utils
@@ -35,8 +35,18 @@ def ds4_environment_file(environment: Mapping[str, Any]) -> str:
         raise AnsibleFilterError(str(error)) from error
 
 
+def ds4_option(arguments: Sequence[Any], name: str) -> list[str]:
+    """Value of an option of a command line as a list of one; empty when it is not there. The last occurrence wins."""
+    words = [str(word) for word in arguments]
+    return [words[index + 1] for index in range(len(words) - 1) if words[index] == name][-1:]
+
+
 class FilterModule:
     """Jinja filters."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"ds4_exec_line": ds4_exec_line, "ds4_environment_file": ds4_environment_file}
+        return {
+            "ds4_exec_line": ds4_exec_line,
+            "ds4_environment_file": ds4_environment_file,
+            "ds4_option": ds4_option,
+        }

@@ -5,35 +5,38 @@ The host serves v0.6.5 and has v0.6.6 built; faults of the stand-in engine are s
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
-import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from ds4.systemd_text import environment_file, exec_line
-from lab import harness, system
+from lab import harness
 from lab.api import Host, Lab
-from lab.engine import releases
+from lab.served import (
+    ASK,
+    LIMITS,
+    answers,
+    build_dir,
+    engines,
+    faults,
+    has_step,
+    kill_play,
+    pid,
+    record,
+    serving,
+    start_play,
+    until,
+)
 
 pytestmark = pytest.mark.lab
 
 OLD, NEW = "v0.6.5", "v0.6.6"
-# Short limits, so that a wait that ends in a failure ends soon.
-LIMITS = {
-    "engine_service_ready_seconds": 25,
-    "engine_service_memory_wait_seconds": 12,
-    "engine_service_stop_seconds": 6,
-    "engine_service_busy_seconds": 10,
-    "smoke_test_timeout_seconds": 20,
-}
-ASK = "curl -s --noproxy '*' --max-time 5 http://127.0.0.1:8000"
 SWITCH = "switch | Switch to the staged deployment, or return to what served"
 
 
@@ -42,54 +45,6 @@ def play(
 ) -> harness.Result:
     """One run against exactly this host."""
     return harness.play(host.lab, playbook, extra_vars={**LIMITS, **extra}, check=check, tags=tags)
-
-
-def commit_dir(tag: str) -> str:
-    return f"/opt/ds4/builds/{tag}-{releases()[tag]['commit'][:8]}"
-
-
-def answers(host: Host) -> bool:
-    return host.run(f"{ASK}/v1/models", check=False).rc == 0
-
-
-def pid(host: Host) -> str:
-    return host.run("systemctl show ds4 -p MainPID --value").out.strip()
-
-
-def serving(host: Host) -> str:
-    """Version that the running process itself reports; empty when nothing serves."""
-    number = pid(host)
-    return "" if number == "0" else host.run(f"/proc/{number}/exe --version", check=False).out.split()[-1]
-
-
-def engines(host: Host) -> int:
-    return len(host.run("pgrep -x ds4-server", check=False).out.split())
-
-
-def record(host: Host) -> dict[str, Any]:
-    """The newest transaction."""
-    path = host.run("ls -1 /var/lib/ds4/state/transactions/*.json | tail -1").out.strip()
-    found: dict[str, Any] = json.loads(host.read(path))
-    return found
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.2)
-
-
-def faults(host: Host, version: str, **kinds: Any) -> None:
-    """Make one of the two releases misbehave from now on."""
-    host.run("mkdir -p /run/lab-engine && chmod 1777 /run/lab-engine")
-    host.put("/run/lab-engine/faults.json", json.dumps({"only": [version], **kinds}), 0o644)
-
-
-def has_step(host: Host, name: str) -> bool:
-    with contextlib.suppress(system.LabError, json.JSONDecodeError):
-        return any(step["name"] == name for step in record(host)["steps"])
-    return False
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +152,7 @@ def test_a_good_release_is_proven_kept_conversations_and_prunes_nothing_it_may_n
     stop = next(step for step in done["steps"] if step["name"] == "stop")
     assert "conversation file(s) were written" in stop["text"]
     assert served.run("ls /var/lib/ds4/kv/*/*.kv | wc -l").out.strip() != "0"
-    assert served.exists(commit_dir(OLD))
+    assert served.exists(build_dir(OLD))
     again = play(served, ds4_release=NEW)
     assert again.rc == 0
     assert again.changed("spark1") == []
@@ -237,21 +192,11 @@ def test_memory_that_never_comes_back_means_reboot_and_no_blind_start(served: Ho
 # ----------------------------------------------------------------------------------------------------- interruptions
 
 
-def start_switch(host: Host, **extra: Any) -> subprocess.Popen[bytes]:
-    """The playbook in the background, with a session of its own."""
-    argv = harness.command(host.lab, "site.yml", extra_vars={**LIMITS, "ds4_release": NEW, **extra})
-    return subprocess.Popen(
-        argv, cwd=system.REPOSITORY, env=harness.environment(), stdout=subprocess.DEVNULL, start_new_session=True
-    )
-
-
 def test_a_controller_that_dies_in_the_middle_is_not_needed(served: Host) -> None:
     faults(served, NEW, start_seconds=6)
-    controller = start_switch(served)
+    controller = start_play(served, ds4_release=NEW)
     until(lambda: has_step(served, "stop"), "the switch has stopped the old engine")
-    os.killpg(controller.pid, signal.SIGKILL)
-    controller.wait()
-    served.lab.forget_connections(served)
+    kill_play(served, controller)
     until(lambda: bool(record(served)["outcome"]), "the host finishes alone")
     assert (record(served)["outcome"], serving(served)) == ("proven", NEW)
     again = play(served, ds4_release=NEW)
@@ -261,18 +206,16 @@ def test_a_controller_that_dies_in_the_middle_is_not_needed(served: Host) -> Non
 
 def test_a_bad_release_returns_without_a_controller_too(served: Host) -> None:
     faults(served, NEW, start_seconds=3, garbage=True)
-    controller = start_switch(served)
+    controller = start_play(served, ds4_release=NEW)
     until(lambda: has_step(served, "stop"), "the switch has stopped the old engine")
-    os.killpg(controller.pid, signal.SIGKILL)
-    controller.wait()
-    served.lab.forget_connections(served)
+    kill_play(served, controller)
     until(lambda: bool(record(served)["outcome"]), "the host finishes alone")
     assert (record(served)["outcome"], serving(served)) == ("returned", OLD)
 
 
 def test_a_lost_link_is_survived(served: Host) -> None:
     faults(served, NEW, start_seconds=8)
-    controller = start_switch(served)
+    controller = start_play(served, ds4_release=NEW)
     until(lambda: has_step(served, "start"), "the new engine is being started")
     served.link_down()
     time.sleep(12)
@@ -286,13 +229,11 @@ def test_a_reboot_in_the_middle_is_resolved_at_boot(
     served: Host, fault: dict[str, Any], version: str, outcome: str
 ) -> None:
     faults(served, NEW, start_seconds=30, **fault)
-    controller = start_switch(served)
+    controller = start_play(served, ds4_release=NEW)
     until(lambda: has_step(served, "ready"), "the new engine loads")
     served.reboot()
     faults(served, NEW, **fault)  # /run is empty after a boot; the engine reads it while it starts
-    os.killpg(controller.pid, signal.SIGKILL)
-    controller.wait()
-    served.lab.forget_connections(served)
+    kill_play(served, controller)
     until(lambda: bool(record(served)["outcome"]), "the transaction is finished at boot", 90)
     assert record(served)["outcome"] == outcome
     assert serving(served) == version
@@ -302,7 +243,7 @@ def test_a_reboot_in_the_middle_is_resolved_at_boot(
 
 def test_a_runner_that_is_killed_is_started_again(served: Host) -> None:
     faults(served, NEW, start_seconds=5)
-    controller = start_switch(served)
+    controller = start_play(served, ds4_release=NEW)
     until(lambda: has_step(served, "ready"), "the new engine loads")
     served.run("systemctl kill --signal=SIGKILL ds4-switch.service")
     assert controller.wait(180) == 0
@@ -315,12 +256,9 @@ def test_runs_killed_at_random_points_converge(ready: Host) -> None:
     for seed in range(int(os.environ.get("FAULT_SEEDS", "2"))):
         dice = random.Random(seed)
         restore(ready)
-        controller = start_switch(ready)
+        controller = start_play(ready, ds4_release=NEW)
         time.sleep(dice.uniform(2, 40))
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(controller.pid, signal.SIGKILL)
-        controller.wait()
-        ready.lab.forget_connections(ready)
+        kill_play(ready, controller)
         if dice.random() < 0.3:
             ready.reboot()
         assert engines(ready) <= 1, f"seed {seed}"
@@ -374,7 +312,7 @@ def test_status_reads_the_running_process_and_names_drift(served: Host) -> None:
 
 
 def test_a_binary_replaced_by_hand_is_drift(served: Host) -> None:
-    server = f"{commit_dir(OLD)}/ds4-server"
+    server = f"{build_dir(OLD)}/ds4-server"
     served.run(f"cp {server} /tmp/other && printf x >>/tmp/other && mv /tmp/other {server}")
     result = play(served, "status.yml", ds4_release=OLD)
     assert "replaced" in result.text
@@ -399,7 +337,7 @@ def test_rollback_goes_back_and_forth_by_the_same_transaction(served: Host) -> N
 
 def test_rollback_is_refused_before_any_stop_when_the_build_is_gone(served: Host) -> None:
     assert play(served, ds4_release=NEW).rc == 0
-    served.run(f"rm -rf {commit_dir(OLD)}")
+    served.run(f"rm -rf {build_dir(OLD)}")
     before = pid(served)
     result = play(served, "rollback.yml")
     assert result.rc != 0
@@ -409,8 +347,8 @@ def test_rollback_is_refused_before_any_stop_when_the_build_is_gone(served: Host
 
 def test_pruning_is_predicted_and_keeps_what_may_be_needed(served: Host) -> None:
     assert play(served, ds4_release=NEW, engine_service_keep=1).rc == 0
-    assert not served.exists(commit_dir(OLD)), "beyond the last proven one, and neither active nor the way back"
-    assert served.exists(commit_dir(NEW))
+    assert not served.exists(build_dir(OLD)), "beyond the last proven one, and neither active nor the way back"
+    assert served.exists(build_dir(NEW))
 
 
 # -------------------------------------------------------------------------------------------------- requests in flight
@@ -535,7 +473,7 @@ def test_an_engine_under_a_unit_of_its_own_is_stopped_and_given_back_by_that_uni
     base = served.run("ls /var/lib/ds4/weights/*imatrix-0731.gguf").out.strip()
     served.put(
         "/etc/systemd/system/my-llm.service",
-        f"[Service]\nUser=spark\nExecStart={commit_dir(OLD)}/ds4-server -m {base}\n[Install]\nWantedBy=multi-user.target\n",
+        f"[Service]\nUser=spark\nExecStart={build_dir(OLD)}/ds4-server -m {base}\n[Install]\nWantedBy=multi-user.target\n",
     )
     served.run("systemctl daemon-reload && systemctl enable --now my-llm")
     until(lambda: answers(served), "the foreign engine answers")

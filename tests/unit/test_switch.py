@@ -34,7 +34,7 @@ LIMITS = {
     "busy_seconds": 5,
     "cut_seconds": 2,
 }
-POLICY: dict[str, Any] = {"limits": LIMITS, "memory_residue_gib": 4, "smoke": {}}
+POLICY: dict[str, Any] = {"limits": LIMITS, "memory_residue_gib": 4, "keep_records": 3, "smoke": {}}
 
 
 class Killed(BaseException):
@@ -166,7 +166,7 @@ class FakeMachine(switch.Machine):
     def given_back_kib(self, pid: int, residue_gib: float) -> int:
         return self.held
 
-    def metrics(self, manifest: Mapping[str, Any]) -> dict[str, float]:
+    def metrics(self, host: str, port: int) -> dict[str, float]:
         return {"ds4_requests_inflight": self.busy}
 
     def is_ready(self, host: str, port: int) -> bool:
@@ -230,7 +230,9 @@ class FakeMachine(switch.Machine):
     def remember(self, others: list[dict[str, Any]], folder: str) -> str:
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, "adopted.json")
-        Path(path).write_text(json.dumps({"schema": 1, "pid": 4711}), encoding="utf-8")
+        Path(path).write_text(
+            json.dumps({"schema": 1, "pid": 4711, "host": "127.0.0.1", "port": 8000}), encoding="utf-8"
+        )
         return path
 
     def end(self, process: str, seconds: float) -> str:
@@ -564,6 +566,12 @@ def test_a_foreign_engine_is_named_and_left_alone(occupied: FakeMachine) -> None
     assert occupied.foreign_runs
 
 
+def test_requests_of_a_foreign_engine_count_too(occupied: FakeMachine) -> None:
+    occupied.busy = 2
+    assert run(occupied, adopt=True, busy="skip").data["outcome"] == "skipped"
+    assert occupied.foreign_runs
+
+
 def test_a_foreign_engine_is_adopted_when_asked(occupied: FakeMachine) -> None:
     record = run(occupied, adopt=True)
     assert record.data["outcome"] == "proven"
@@ -701,6 +709,20 @@ def test_a_second_request_is_refused_while_one_is_open(machine: FakeMachine) -> 
     switch.request(machine.layout, NEW, {}, "test")
     with pytest.raises(Ds4Error, match="in progress"):
         switch.request(machine.layout, OLDER, {}, "test")
+
+
+def test_old_records_go_with_their_evidence_and_nothing_else(machine: FakeMachine) -> None:
+    mine = Path(machine.layout.state, "evidence", "note.txt")
+    made = []
+    for number in range(5):
+        machine.actions = number * 10  # another second, so another name
+        made.append(run(machine, to=(NEW, OLD)[number % 2]))
+        mine.write_text("kept", encoding="utf-8")
+    left = sorted(os.listdir(switch.transactions(machine.layout)))
+    assert left == [f"{record.data['id']}.json" for record in made[-3:]]
+    assert not Path(made[0].data["evidence"]).exists()
+    assert Path(made[-1].data["evidence"]).exists()
+    assert mine.read_text(encoding="utf-8") == "kept"
 
 
 def test_waiting_ends_with_a_step_or_with_the_transaction(machine: FakeMachine) -> None:

@@ -17,6 +17,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -76,8 +77,8 @@ class Machine:
         engines = [engine for engine in ds4_processes() if engine["pid"] == pid]
         return engine_hold_kib(memory, {"cuda_processes": cuda_processes()}, engines, residue_gib)
 
-    def metrics(self, manifest: Mapping[str, Any]) -> dict[str, float]:
-        return probe.metrics(manifest["service"]["host"], manifest["service"]["port"])
+    def metrics(self, host: str, port: int) -> dict[str, float]:
+        return probe.metrics(host, port)
 
     def is_ready(self, host: str, port: int) -> bool:
         return probe.is_ready(host, port)
@@ -232,13 +233,18 @@ def request(layout: Layout, to: str, options: Mapping[str, Any], reason: str, *,
     return Record(path, data)
 
 
-def close(layout: Layout, record: Record, **values: Any) -> None:
-    """Write the outcome, then let go of the ``open`` link."""
+def close(layout: Layout, record: Record, *, keep: int = 0, **values: Any) -> None:
+    """Write the outcome, then let go of the ``open`` link. Of older records and their evidence the last ``keep`` stay."""
     record.update(finished_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **values)
     try:
         os.unlink(os.path.join(transactions(layout), OPEN))
     except FileNotFoundError:
         pass
+    for old in _records(layout)[:-keep] if keep else []:
+        evidence = old.data["evidence"]
+        if os.path.dirname(evidence) == os.path.join(layout.state, "evidence"):
+            shutil.rmtree(evidence, ignore_errors=True)
+        os.unlink(old.path)
 
 
 def start_runner() -> Ran:
@@ -282,13 +288,20 @@ def wait(record: Record, seconds: float, steps_seen: int = 0) -> Record:
         time.sleep(0.2)
 
 
-def last_record(layout: Layout) -> Record | None:
-    """Newest transaction of this host, open or closed."""
+def _records(layout: Layout) -> list[Record]:
+    """Readable records, oldest first: their names begin with the time."""
     try:
         names = sorted(name for name in os.listdir(transactions(layout)) if name.endswith(".json"))
     except OSError:
-        return None
-    return Record.load(os.path.join(transactions(layout), names[-1])) if names else None
+        return []
+    found = (Record.load(os.path.join(transactions(layout), name)) for name in names)
+    return [record for record in found if record is not None]
+
+
+def last_record(layout: Layout) -> Record | None:
+    """Newest transaction of this host, open or closed."""
+    found = _records(layout)
+    return found[-1] if found else None
 
 
 class Target(NamedTuple):
@@ -388,7 +401,14 @@ class Switch:
         serving = self.machine.running() if state.running else ""
         if not serving and self._from().kind == "foreign" and outcome in ("returned", "refused", "skipped"):
             serving = "foreign"
-        close(self.layout, self.record, outcome=outcome, serving=serving, message=message)
+        close(
+            self.layout,
+            self.record,
+            keep=self.policy["keep_records"],
+            outcome=outcome,
+            serving=serving,
+            message=message,
+        )
         self.say(f"{outcome}: {message}")
         return outcome
 
@@ -498,10 +518,14 @@ class Switch:
         return self.machine.given_back_kib(state.pid, self.policy["memory_residue_gib"]) if state.running else 0
 
     def _requests(self) -> int:
-        manifest = self.layout.manifest(self._from().deployment)
-        if manifest is None or not self.machine.state().running:
+        target = self._from()
+        if target.kind == "foreign":
+            where: Mapping[str, Any] = foreign.read_record(target.process)
+        elif (manifest := self.layout.manifest(target.deployment)) and self.machine.state().running:
+            where = manifest["service"]
+        else:
             return 0
-        seen = self.machine.metrics(manifest)
+        seen = self.machine.metrics(where["host"], int(where["port"]))
         return int(seen.get("ds4_requests_inflight", 0) + seen.get("ds4_queue_depth", 0))
 
     def _wait_for_requests(self) -> str:
