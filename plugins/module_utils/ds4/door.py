@@ -199,7 +199,16 @@ def activate(
         record = switch.attach_or_request(layout, manifest["id"], options, reason)
     elif not record.closed:
         switch.start_runner()  # heals a runner that was ended; harmless while it runs
-    return switch.wait(record, wait_seconds, seen).data
+    record = switch.wait(record, wait_seconds, seen)
+    crashed = "" if record.closed else switch.runner_failure()
+    if crashed:
+        raise Ds4Error(
+            f"{switch.RUNNER} crashed and was given up; its switch is unfinished",
+            found=crashed[-1500:],
+            required="a switch that ends",
+            cure="run again, which takes it up; if it crashes again, report these lines",
+        )
+    return record.data
 
 
 def absent(layout: Layout, helpers: list[str], stop_seconds: float, *, check: bool = False) -> list[str]:

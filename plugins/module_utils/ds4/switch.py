@@ -13,6 +13,7 @@ same questions (``returned``). When that is not possible the service is left sto
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import fcntl
 import os
@@ -20,7 +21,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from . import deployment as store
@@ -258,9 +259,14 @@ def attach_or_request(layout: Layout, to: str, options: Mapping[str, Any], reaso
     Raises:
         Ds4Error: systemd does not start the runner.
     """
-    record = open_record(layout)
-    if record is None or record.closed:
-        record = request(layout, to, options, reason)
+    with _alone(layout, "request.lock"):  # two controllers at once: the second follows what the first began
+        record = open_record(layout)
+        if record is None or record.closed:
+            record = request(layout, to, options, reason)
+    if not Service(RUNNER).state().pid:
+        run(
+            ["systemctl", "--no-ask-password", "reset-failed", RUNNER]
+        )  # an operator asks anew: earlier crashes do not count
     ran = start_runner()
     if ran.rc != 0:
         close(layout, record, outcome="refused", message="its runner could not be started")
@@ -270,6 +276,23 @@ def attach_or_request(layout: Layout, to: str, options: Mapping[str, Any], reaso
             cure="run site.yml, which installs it; then `systemctl status ds4-switch`",
         )
     return record
+
+
+@contextlib.contextmanager
+def _alone(layout: Layout, name: str) -> Iterator[None]:
+    """Hold a lock file of the state folder; waits for another holder."""
+    handle = os.open(os.path.join(layout.state, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def runner_failure() -> str:
+    """Last words of a runner that crashed too often to be started again; empty while it runs, waits or is done."""
+    service = Service(RUNNER)
+    return service.journal(lines=8).strip() or "nothing in its journal" if service.state().active == "failed" else ""
 
 
 def find_record(layout: Layout, transaction: str) -> Record | None:
@@ -404,7 +427,7 @@ class Switch:
         close(
             self.layout,
             self.record,
-            keep=self.policy["keep_records"],
+            keep=self.policy.get("keep_records", 0),
             outcome=outcome,
             serving=serving,
             message=message,
