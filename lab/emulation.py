@@ -11,7 +11,12 @@ from typing import NamedTuple
 from . import system
 
 BINFMT = "/proc/sys/fs/binfmt_misc"
-PROGRAMS = {"qemu-aarch64-static": "qemu-user-static", "update-binfmts": "binfmt-support", "arch-test": "arch-test"}
+PROGRAMS = {
+    "qemu-aarch64-static": "qemu-user-static",
+    "update-binfmts": "binfmt-support",
+    "arch-test": "arch-test",
+    "gcc": "gcc",
+}
 
 
 class Architecture(NamedTuple):
@@ -85,6 +90,14 @@ def files() -> dict[str, str]:
         f"etc/systemd/system/{unit}.service.d/10-emulation.conf": "[Service]\nLoadCredential=\nSetCredential=\n"
         for unit in units
     }
+
+
+def native_programs(upper: str) -> None:
+    """Put programs of this machine into a host where emulated ones cannot do their work."""
+    source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nsenter.c")
+    target = os.path.join(upper, "usr/bin/nsenter")
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    system.run(["gcc", "-static", "-O2", "-Wall", "-o", target, source])
 
 
 def give_address(leader: int, address: str) -> None:

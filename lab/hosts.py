@@ -232,6 +232,7 @@ def seed(instance: str, name: str, public_key: str) -> None:
         _whiteout(upper, "etc/systemd/system/multi-user.target.wants/systemd-networkd.service")
         for file, text in emulation.files().items():
             put(file, text)
+        emulation.native_programs(upper)
     if not options.cuda:
         _whiteout(upper, "usr/local/cuda")
         _whiteout(upper, image.CUDA_HOME.lstrip("/"))
