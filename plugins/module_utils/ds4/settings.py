@@ -124,14 +124,12 @@ def read_address(value: Any, found: str) -> str:
     """The engine reads an IPv4 literal with inet_pton and maps the one word localhost; nothing else works."""
     if value == "localhost":
         return "127.0.0.1"
+    if not isinstance(value, str):
+        raise ValueError(found)
     try:
-        return str(ipaddress.IPv4Address(value)) if isinstance(value, str) else _refuse(found)
+        return str(ipaddress.IPv4Address(value))
     except ipaddress.AddressValueError:
         raise ValueError(found) from None
-
-
-def _refuse(found: str) -> str:
-    raise ValueError(found)
 
 
 # -------------------------------------------------------------------------------------------------- all values
