@@ -111,6 +111,7 @@ def gb10() -> Probes:
             "lock_path": "/tmp/ds4.lock",
             "commands": {"systemctl": "systemd", "useradd": "passwd"},
             "packages": ["git", "make"],
+            "desktop_programs": ["Xorg", "gnome-shell"],
             "timeout_seconds": 20,
             "clock_skew_seconds": 3600,
             "clock_drift_seconds": 60,
@@ -498,11 +499,25 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
         [
             put("host.ds4_processes", [OURS]),
             put("host.units", [OUR_UNIT]),
-            put("host.cuda_processes", [{"pid": 812}, {"pid": 8, "user": "bob", "command": "vllm", "unit": ""}]),
+            put(
+                "host.cuda_processes",
+                [{"pid": 812, "command": "x"}, {"pid": 8, "user": "bob", "command": "vllm", "unit": ""}],
+            ),
             put("memory.mem_available_kib", 8 * GIB),
         ],
         ["memory", "cuda_tenant"],
         ["8.0 GiB MemAvailable + 81.8 GiB that pid 812 of ds4"],
+    ),
+    (
+        "ours serves, beside a desktop that opens the GPU",
+        [
+            put("host.ds4_processes", [OURS]),
+            put("host.units", [OUR_UNIT]),
+            put("host.cuda_processes", [{"pid": 9, "user": "alice", "command": "/usr/lib/xorg/Xorg", "unit": ""}]),
+            put("memory.mem_available_kib", 8 * GIB),
+        ],
+        [],
+        [],
     ),
     (
         "the installer's",
@@ -915,10 +930,10 @@ def test_numbers_given_as_words_are_numbers() -> None:
     ("engines", "others", "available_gib", "expected_gib"),
     [
         ([], [], 8, 0.0),  # nothing of ours runs
-        ([OURS], [{"pid": 812}], 8, 121.63 - 8 - (3 - 1) - 4),  # all that is booked nowhere, less the driver's own
-        ([OURS], [{"pid": 812}, {"pid": 8}], 8, 80.76 + 1),  # cannot be divided: the weights and its own memory
-        ([OURS], [{"pid": 812}], 115, 0.63),  # the weights are page cache, which counts as available already
-        ([OURS], [{"pid": 812}, {"pid": 8}], 115, 0.63),
+        ([OURS], [], 8, 121.63 - 8 - (3 - 1) - 4),  # all that is booked nowhere, less the driver's own
+        ([OURS], [{"pid": 8}], 8, 80.76 + 1),  # cannot be divided: the weights and its own memory
+        ([OURS], [], 115, 0.63),  # the weights are page cache, which counts as available already
+        ([OURS], [{"pid": 8}], 115, 0.63),
     ],
 )
 def test_what_an_engine_gives_back(
@@ -926,7 +941,7 @@ def test_what_an_engine_gives_back(
 ) -> None:
     probes = gb10()
     memory = {**probes["memory"], "mem_available_kib": available_gib * GIB}
-    held = findings.engine_hold_kib(memory, {"cuda_processes": others}, engines, residue_gib=4)
+    held = findings.engine_hold_kib(memory, others, engines, residue_gib=4)
     assert held / GIB == pytest.approx(expected_gib, abs=0.01)
 
 

@@ -74,13 +74,13 @@ def _listed(items: Iterable[str], limit: int = 6) -> str:
 # ---------------------------------------------------------------------------------------------------- memory
 
 
-def engine_hold_kib(memory: Row, host: Row, engines: Sequence[Row], residue_gib: float) -> int:
+def engine_hold_kib(memory: Row, tenants: Sequence[Row], engines: Sequence[Row], residue_gib: float) -> int:
     """Memory in KiB that ``engines`` will give back when they end, as far as it can be known on unified memory.
 
     On GB10 an engine's weights and KV were allocated by the GPU driver. They are in no resident set and under no name
     in meminfo: they are the unavailable memory that is not booked elsewhere, less ``residue_gib`` that the driver and
-    the firmware keep in any case. When another program holds CUDA memory too, that remainder cannot be divided; then
-    only the size of the weights files counts, a lower bound.
+    the firmware keep in any case. When other programs (``tenants``) hold CUDA memory too, that remainder cannot be
+    divided; then only the size of the weights files counts, a lower bound.
     """
     if not engines:
         return 0
@@ -88,8 +88,7 @@ def engine_hold_kib(memory: Row, host: Row, engines: Sequence[Row], residue_gib:
     own = sum(int(engine["resident_kib"]) for engine in engines)
     booked_elsewhere = max(0, int(memory["booked_kib"]) - own)
     remainder = max(0, unavailable - booked_elsewhere - round(residue_gib * _GIB_KIB))
-    pids = {engine["pid"] for engine in engines}
-    if any(row["pid"] not in pids for row in host["cuda_processes"]):
+    if tenants:
         weights = sum(int(engine["weights_bytes"]) for engine in engines) // 1024
         return min(remainder, weights + own)
     return remainder
@@ -418,19 +417,26 @@ class _Judge:
         if available < floor:
             who = self._holders()
             self.add("memory_staging", found=_gib(available), required=_gib(floor), holders=f" ({who})" if who else "")
-        hold = engine_hold_kib(memory, self.host, self.replaced, float(policy["memory_residue_gib"]))
+        tenants = self._tenants()
+        staying = [row for row in self.host["ds4_processes"] if row not in self.replaced]
+        hold = engine_hold_kib(memory, tenants + staying, self.replaced, float(policy["memory_residue_gib"]))
         gain = round(float(policy["memory_serving_mode_gib"]) * _GIB_KIB)
         required = float(policy["memory_required_gib"]) * _GIB_KIB
         short = required - available - hold - gain
         if short > 0:
             self._memory_short(short, hold, gain, required)
-        others = [
+        if tenants:
+            self.add("cuda_tenant", found=_listed(map(_process, tenants)))
+
+    def _tenants(self) -> list[Row]:
+        """Programs with CUDA memory that are neither engines nor part of the desktop, which holds little of it."""
+        engines = {row["pid"] for row in self.host["ds4_processes"]}
+        desktop = set(as_names(self.policy["desktop_programs"]))
+        return [
             row
             for row in self.host["cuda_processes"]
-            if row["pid"] not in {e["pid"] for e in self.host["ds4_processes"]}
+            if row["pid"] not in engines and str(row["command"]).partition(" ")[0].rpartition("/")[2] not in desktop
         ]
-        if others:
-            self.add("cuda_tenant", found=_listed(map(_process, others)))
 
     def _memory_short(self, short: float, hold: int, gain: int, required: float) -> None:
         memory = self.memory
@@ -461,9 +467,7 @@ class _Judge:
     def _holders(self) -> str:
         """The largest holders of memory that are no engine we replace: CUDA programs first, their figure is unknown."""
         replaced = {row["pid"] for row in self.replaced}
-        cuda = [
-            _process(row) + " with CUDA memory" for row in self.host["cuda_processes"] if row["pid"] not in replaced
-        ]
+        cuda = [f"{_process(row)} with CUDA memory" for row in self._tenants()]
         large = [
             f"{_process(row)} {_gib(row['resident_kib'])}"
             for row in self.memory["processes"]
