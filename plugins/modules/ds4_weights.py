@@ -322,6 +322,7 @@ weights:
     bytes_fetched: 6971241504
     bytes_to_fetch: 0
     seconds: 11.2
+    mib_per_second: 593.6
     source: huggingface.co
     adopted: []
 plan:

@@ -199,6 +199,15 @@ def test_a_good_file_without_a_record_is_read_and_kept(make: Make, tmp_path: Pat
     assert record and record["how"] == "found"
 
 
+def test_a_partial_file_that_is_not_needed_any_more_goes(make: Make, tmp_path: Path) -> None:
+    plan = make("absent")
+    (tmp_path / "weights/base.gguf").write_bytes(CONTENT)
+    for name in (".base.gguf.part", ".base.gguf.part.journal"):
+        (tmp_path / "weights" / name).write_bytes(b"x")
+    assert run(plan)[0] == 0
+    assert left(plan) == {"base.gguf", "base.gguf.record.json"}
+
+
 def test_another_content_under_the_final_name_is_set_aside(
     make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

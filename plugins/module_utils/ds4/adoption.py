@@ -222,8 +222,12 @@ class Adoption:
         same_disk = os.stat(os.path.dirname(path)).st_dev == os.stat(self._plan.directory).st_dev
         if same_disk and move:
             os.rename(path, temporary)
-            os.chown(temporary, self._who.uid, self._who.gid)
-            os.chmod(temporary, 0o644)
+            handle = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fchown(handle, self._who.uid, self._who.gid)
+                os.fchmod(handle, 0o644)
+            finally:
+                os.close(handle)
             return "moved"
         if same_disk and readable(status, self._who):
             try:

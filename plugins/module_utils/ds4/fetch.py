@@ -249,6 +249,10 @@ class Fetch:
         self._download(item)
 
     def _done(self, item: PlanFile, record: dict[str, Any]) -> None:
+        part = self.plan.part(item)
+        for left in (part, part + ".journal"):  # of a fetch that adoption made needless
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(left)
         self.status.row(item).update(
             state="done", bytes=record["bytes"], done=record["bytes"], hashed=record["bytes"], sha256=record["sha256"],
             source=record["source"], how=record["how"], trust=record["trust"],
@@ -480,9 +484,8 @@ class Fetch:
         records.write(path, record)
         os.replace(part, path)
         fsync_directory(self.plan.directory)
-        for left in (part + ".journal", part[: -len(".part")] + ".quarantine"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(left)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part[: -len(".part")] + ".quarantine")
         self._done(item, record)
         self.status.note(f"{item.target}: complete, sha256 {assembled.sha256}")
 
@@ -526,7 +529,7 @@ def locked(directory: str) -> Iterator[bool]:
     """The writer's lock of a weights directory; gives False when somebody else holds it."""
     folder = os.path.join(directory, ".fetch")
     os.makedirs(folder, exist_ok=True)
-    handle = os.open(os.path.join(folder, "lock"), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(os.path.join(folder, "lock"), os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -249,14 +249,17 @@ def result_of(wanted: Wanted, found: Look, status: Mapping[str, Any] | None = No
             "bytes": record["bytes"] if record else item.bytes or 0,
         }
     sources = {record["source"] for record in found.good.values()}
+    received = int((status or {}).get("bytes_received") or 0)
+    seconds = float((status or {}).get("elapsed_seconds") or 0.0)
     return {
         "weights": {
             "generation": plan.generation,
             "directory": plan.directory,
             "files": files,
-            "bytes_fetched": int((status or {}).get("bytes_received") or 0),
+            "bytes_fetched": received,
             "bytes_to_fetch": found.to_fetch,
-            "seconds": float((status or {}).get("elapsed_seconds") or 0.0),
+            "seconds": seconds,
+            "mib_per_second": round(received / 1024**2 / seconds, 1) if seconds else 0.0,
             "source": ", ".join(sorted({place(source) for source in sources})),
             "adopted": [
                 {"role": role, "path": record["source"], "how": record["how"]}

@@ -250,6 +250,10 @@ def absent(layout: Layout, *, remove_files: bool, check: bool) -> Outcome:
 def adopt(plan_path: str, state: str, move: bool) -> list[dict[str, str]]:
     """The root part before a fetch: share files that are on this host already."""
     plan = load(plan_path)
+    if os.path.islink(os.path.dirname(plan.unfinished)):  # root writes there; the service user owns the directory
+        raise Ds4Error(
+            f"{os.path.dirname(plan.unfinished)} is a link", required="a folder", cure="remove it, then run site.yml"
+        )
     with fetch.locked(plan.directory) as mine:
         if not mine:
             return []
