@@ -195,7 +195,7 @@ def test_memory_that_never_comes_back_means_reboot_and_no_blind_start(served: Ho
 def test_a_controller_that_dies_in_the_middle_is_not_needed(served: Host) -> None:
     faults(served, NEW, start_seconds=6)
     controller = start_play(served, ds4_release=NEW)
-    until(lambda: has_step(served, "stop"), "the switch has stopped the old engine")
+    until(lambda: has_step(served, "stop"), "the switch has stopped the old engine", 240)
     kill_play(served, controller)
     until(lambda: bool(record(served)["outcome"]), "the host finishes alone")
     assert (record(served)["outcome"], serving(served)) == ("proven", NEW)
@@ -207,7 +207,7 @@ def test_a_controller_that_dies_in_the_middle_is_not_needed(served: Host) -> Non
 def test_a_bad_release_returns_without_a_controller_too(served: Host) -> None:
     faults(served, NEW, start_seconds=3, garbage=True)
     controller = start_play(served, ds4_release=NEW)
-    until(lambda: has_step(served, "stop"), "the switch has stopped the old engine")
+    until(lambda: has_step(served, "stop"), "the switch has stopped the old engine", 240)
     kill_play(served, controller)
     until(lambda: bool(record(served)["outcome"]), "the host finishes alone")
     assert (record(served)["outcome"], serving(served)) == ("returned", OLD)
@@ -216,7 +216,7 @@ def test_a_bad_release_returns_without_a_controller_too(served: Host) -> None:
 def test_a_lost_link_is_survived(served: Host) -> None:
     faults(served, NEW, start_seconds=8)
     controller = start_play(served, ds4_release=NEW)
-    until(lambda: has_step(served, "start"), "the new engine is being started")
+    until(lambda: has_step(served, "start"), "the new engine is being started", 240)
     served.link_down()
     time.sleep(12)
     served.link_up()
@@ -230,7 +230,7 @@ def test_a_reboot_in_the_middle_is_resolved_at_boot(
 ) -> None:
     faults(served, NEW, start_seconds=30, **fault)
     controller = start_play(served, ds4_release=NEW)
-    until(lambda: has_step(served, "ready"), "the new engine loads")
+    until(lambda: has_step(served, "ready"), "the new engine loads", 240)
     served.reboot()
     faults(served, NEW, **fault)  # /run is empty after a boot; the engine reads it while it starts
     kill_play(served, controller)
@@ -244,7 +244,7 @@ def test_a_reboot_in_the_middle_is_resolved_at_boot(
 def test_a_runner_that_is_killed_is_started_again(served: Host) -> None:
     faults(served, NEW, start_seconds=5)
     controller = start_play(served, ds4_release=NEW)
-    until(lambda: has_step(served, "ready"), "the new engine loads")
+    until(lambda: has_step(served, "ready"), "the new engine loads", 240)
     served.run("systemctl kill --signal=SIGKILL ds4-switch.service")
     assert controller.wait(180) == 0
     assert (record(served)["outcome"], serving(served)) == ("proven", NEW)
