@@ -42,7 +42,9 @@ def step(name: str, argv: Sequence[str | Path], *, env: dict[str, str] | None = 
     """Run one command; ``fails_on`` in its output is a failure too (deprecation warnings)."""
     say(f"=== {name}")
     started = time.monotonic()
-    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1", **(env or {})}
+    # What make tells its children must not reach the makes that tests start.
+    outer = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    environment = {**outer, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1", **(env or {})}
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / (re.sub(r"[^a-z0-9]+", "-", name.lower()) + ".log")
     process = subprocess.Popen(
