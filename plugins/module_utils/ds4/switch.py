@@ -76,7 +76,8 @@ class Machine:
             "booked_kib": booked_kib(seen),
         }
         engines = [engine for engine in ds4_processes() if engine["pid"] == pid]
-        return engine_hold_kib(memory, {"cuda_processes": cuda_processes()}, engines, residue_gib)
+        tenants = [process for process in cuda_processes() if process["pid"] != pid]
+        return engine_hold_kib(memory, tenants, engines, residue_gib)
 
     def metrics(self, host: str, port: int) -> dict[str, float]:
         return probe.metrics(host, port)
