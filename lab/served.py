@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import time
+import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from . import harness, system
@@ -23,6 +25,7 @@ LIMITS: dict[str, Any] = {
     "engine_service_busy_seconds": 10,
     "smoke_test_timeout_seconds": 20,
 }
+MARK = "DS4_TEST_PLAY"  # in the environment of a playbook in the background: which processes are its
 ASK = "curl -s --noproxy '*' --max-time 5 http://127.0.0.1:8000"
 
 
@@ -84,14 +87,23 @@ def faults(host: Host, version: str, **kinds: Any) -> None:
 def start_play(host: Host, playbook: str = "site.yml", **extra: Any) -> subprocess.Popen[bytes]:
     """A playbook in the background, in a session of its own, so that it can be killed as a whole."""
     argv = harness.command(host.lab, playbook, extra_vars={**LIMITS, **extra})
-    return subprocess.Popen(
-        argv, cwd=system.REPOSITORY, env=harness.environment(), stdout=subprocess.DEVNULL, start_new_session=True
+    environment = {**harness.environment(), MARK: uuid.uuid4().hex}
+    controller = subprocess.Popen(
+        argv, cwd=system.REPOSITORY, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
     )
+    controller.mark = environment[MARK]  # type: ignore[attr-defined]
+    return controller
 
 
 def kill_play(host: Host, controller: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKILL) -> None:
-    """End that playbook and the connections it leaves behind."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(controller.pid, number)
+    """End that playbook with its workers, which have sessions of their own, and the connections it leaves behind."""
+    if number is signal.SIGINT:  # as Ctrl-C: the playbook ends its workers itself
+        controller.send_signal(number)
+    else:
+        mark = f"{MARK}={controller.mark}".encode()  # type: ignore[attr-defined]
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if mark in Path(f"/proc/{name}/environ").read_bytes():
+                    os.kill(int(name), number)
     controller.wait()
     host.lab.forget_connections()

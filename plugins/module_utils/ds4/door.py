@@ -183,6 +183,8 @@ def activate(
     """Start or follow the switch to ``manifest``; None when the host serves it already, proven.
 
     Args:
+        options: ``adopt``, ``busy``, and ``run``: what the caller calls this run. A run begins one switch at most, also when
+            the answer that told of it was lost.
         transaction: id of the switch that is being followed, empty at first.
         seen: steps that the caller knows.
 
@@ -190,6 +192,13 @@ def activate(
         The transaction record; ``outcome`` is empty while it goes on.
     """
     record = switch.find_record(layout, transaction) if transaction else None
+    if transaction and record is None:
+        raise Ds4Error(
+            "The switch that was followed is gone from the host; no other one was begun",
+            found=f"no record {transaction}",
+            cure="run again, which looks anew",
+        )
+    record = record or switch.record_of_run(layout, str(options.get("run") or ""))
     if record is None:
         if switch.open_record(layout) is None and not describe(layout, manifest)["needs_switch"]:
             service = Service(layout.unit)
