@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from typing import Any
 
 import ansible.module_utils
@@ -35,11 +36,11 @@ class ActionModule(ActionBase):
         if arguments.get("state") not in ("active", "rolled_back"):
             return {**result, **self._call(arguments, task_vars)}
         host = (task_vars or {}).get("inventory_hostname", "")
-        following = ""
+        following, run_name = "", uuid.uuid4().hex
         shown: list[str] = []
 
         def ask() -> dict[str, Any]:
-            more = {"wait_seconds": CALL_SECONDS, "steps_seen": len(shown), "transaction": following}
+            more = {"wait_seconds": CALL_SECONDS, "steps_seen": len(shown), "transaction": following, "run": run_name}
             return self._call({**arguments, **more}, task_vars)
 
         def tell(answer: dict[str, Any]) -> None:

@@ -146,6 +146,10 @@ options:
     description: Answer as soon as more steps than this are finished.
     type: int
     default: 0
+  run:
+    description: Name of the run that asks; it begins one switch at most, also when the answer that told of it was lost.
+    type: str
+    default: ""
   transaction:
     description: Id of the switch to follow; empty starts one, or attaches to the open one.
     type: str
@@ -305,6 +309,7 @@ SPEC = {
     "busy": {"type": "str", "choices": ["wait", "skip", "cut"], "default": "wait"},
     "wait_seconds": {"type": "int", "default": 0},
     "steps_seen": {"type": "int", "default": 0},
+    "run": {"type": "str", "default": ""},
     "transaction": {"type": "str", "default": ""},
     "builds_dir": {"type": "str", "default": "/opt/ds4/builds"},
     "keep": {"type": "int", "default": 3},
@@ -386,7 +391,7 @@ def switched(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
     record = door.activate(
         layout,
         manifest,
-        {"adopt": params["adopt"], "busy": params["busy"]},
+        {"adopt": params["adopt"], "busy": params["busy"], "run": params["run"]},
         reason,
         wait_seconds=params["wait_seconds"],
         seen=params["steps_seen"],

@@ -711,6 +711,14 @@ def test_a_second_request_is_refused_while_one_is_open(machine: FakeMachine) -> 
         switch.request(machine.layout, OLDER, {}, "test")
 
 
+def test_a_run_finds_the_switch_it_began_though_it_never_heard_of_it(machine: FakeMachine) -> None:
+    record = run(machine, run="mine")
+    assert switch.record_of_run(machine.layout, "mine") is not None
+    assert switch.record_of_run(machine.layout, "mine").data["id"] == record.data["id"]  # type: ignore[union-attr]
+    assert switch.record_of_run(machine.layout, "another") is None
+    assert switch.record_of_run(machine.layout, "") is None
+
+
 def test_old_records_go_with_their_evidence_and_nothing_else(machine: FakeMachine) -> None:
     mine = Path(machine.layout.state, "evidence", "note.txt")
     made = []

@@ -189,7 +189,7 @@ def request(layout: Layout, to: str, options: Mapping[str, Any], reason: str, *,
 
     Args:
         to: deployment id to switch to.
-        options: ``adopt`` (bool), ``busy`` (wait, skip or cut).
+        options: ``adopt`` (bool), ``busy`` (wait, skip or cut), ``run`` (name of the run that asks).
         reason: why, for people who read the record.
 
     Raises:
@@ -310,6 +310,12 @@ def wait(record: Record, seconds: float, steps_seen: int = 0) -> Record:
         if record.closed or finished > steps_seen or time.monotonic() >= deadline:
             return record
         time.sleep(0.2)
+
+
+def record_of_run(layout: Layout, run_name: str) -> Record | None:
+    """Newest transaction that a run of the playbook began."""
+    mine = [record for record in _records(layout) if run_name and record.data["options"].get("run") == run_name]
+    return mine[-1] if mine else None
 
 
 def _records(layout: Layout) -> list[Record]:
