@@ -56,7 +56,8 @@ def test_every_host_is_told_why_it_is_or_is_not_switched() -> None:
     assert "batch 2 of 2: it runs v0.6.4" in made["rows"]["g"]["text"]
     assert made["rows"]["c"]["text"] == "not switched: The engine of alice runs"
     assert "absent" in made["rows"]["e"]["text"]
-    assert "2 of 7 host(s) to switch" in made["text"]
+    assert made["text"].splitlines()[:3] == ["Rollout: 2 of 7 host(s) to switch", "  batch 1: f", "  batch 2: g"]
+    assert "  f: it runs v0.6.4" in made["text"].splitlines()
 
 
 def test_an_empty_rollout_is_said() -> None:

@@ -62,18 +62,26 @@ def plan(
         role = ", the canary" if number == 1 and last > 1 else ""
         rows[host] = {
             "state": "planned",
-            "text": f"waits in batch {number} of {last}{role}: {(facts[host]['staged']['reasons'] or [facts[host].get('more')])[0]}",
+            "text": f"waits in batch {number} of {last}{role}: {_why(facts[host])}",
             "batch": number,
         }
-    return {"switch": switch, "rows": rows, "text": _text(switch, numbers, rows)}
+    whys = {host: _why(facts[host]) for host in switch}
+    return {"switch": switch, "rows": rows, "text": _text(switch, numbers, rows, whys)}
 
 
-def _text(switch: Sequence[str], numbers: Sequence[int], rows: Mapping[str, Mapping[str, Any]]) -> str:
+def _why(known: Mapping[str, Any]) -> str:
+    """All reasons for a host's turn."""
+    return "; ".join([*known["staged"]["reasons"], *([known["more"]] if known.get("more") else [])])
+
+
+def _text(
+    switch: Sequence[str], numbers: Sequence[int], rows: Mapping[str, Mapping[str, Any]], whys: Mapping[str, str]
+) -> str:
     by_batch: dict[int, list[str]] = {}
     for host, number in zip(switch, numbers):
         by_batch.setdefault(number, []).append(host)
     lines = [f"  batch {number}: {', '.join(hosts)}" for number, hosts in by_batch.items()]
-    others = [f"  {host}: {row['text']}" for host, row in rows.items() if row["state"] != "planned"]
+    others = [f"  {host}: {whys.get(host) or row['text']}" for host, row in rows.items()]
     head = (
         f"Rollout: {len(switch)} of {len(rows)} host(s) to switch" if switch else "Rollout: no host is to be switched"
     )
