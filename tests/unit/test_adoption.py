@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from ds4 import adoption, records
-from ds4.adoption import Account, Adoption, Judged
+from ds4 import accounts, adoption, records
+from ds4.accounts import Account
+from ds4.adoption import Adoption, Judged
 from ds4.errors import Ds4Error
 from ds4.files import mark
 from ds4.plan import Plan, PlanFile
@@ -197,13 +198,13 @@ def test_a_file_that_changes_meanwhile_is_not_adopted(place: Path, monkeypatch: 
 )
 def test_who_may_read(uid: int, gid: int, mode: int, may: bool) -> None:
     status: Any = SimpleNamespace(st_uid=uid, st_gid=gid, st_mode=mode)
-    assert adoption.readable(status, STRANGER) is may
-    assert adoption.readable(status, Account(0, 0, frozenset({0})))
+    assert accounts.readable(status, STRANGER) is may
+    assert accounts.readable(status, Account(0, 0, frozenset({0})))
 
 
 def test_an_account_that_is_not_there() -> None:
     with pytest.raises(Ds4Error, match="no user") as caught:
-        adoption.account("no-such-user-here")
+        accounts.account("no-such-user-here")
     assert "host_base" in caught.value.cure
 
 

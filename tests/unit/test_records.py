@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from ds4 import records
+from ds4.accounts import Account
 from ds4.errors import Ds4Error
 
 SCHEMAS = Path(__file__).resolve().parents[2] / "docs/schemas"
@@ -136,6 +137,16 @@ def damage(path: Path) -> None:
 def test_every_change_is_noticed(path: Path, change: Any, said: str) -> None:
     change(path)
     assert said in records.quick_check(str(path))
+
+
+def test_a_file_that_the_service_user_cannot_read(path: Path) -> None:
+    """Root may read everything: whoever asks for somebody else has to say for whom."""
+    stranger = Account(4711, 4711, frozenset({4711}))
+    path.chmod(0o644)
+    assert records.quick_check(str(path), who=stranger) == ""
+    path.chmod(0o600)
+    assert records.quick_check(str(path), who=stranger) == f"{path.name} cannot be read by 4711"
+    assert records.quick_check(str(path), who=Account(os.geteuid(), 0, frozenset())) == ""
 
 
 def test_another_generation_under_this_name(path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from ansible.module_utils.testing import patch_module_args
 
 from ansible.module_utils.ds4 import (  # isort: skip  (the copies that the module uses)
-    adoption,
+    accounts,
     exchange,
     fetch_unit,
     generations,
@@ -156,7 +156,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
         monkeypatch.setattr(module, "ds4_processes", lambda: made.engines)
     monkeypatch.setattr(space.os, "statvfs", lambda path: SimpleNamespace(f_bavail=made.free, f_frsize=1))
     monkeypatch.setattr(weights, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(adoption, "account", lambda user: adoption.Account(os.geteuid(), os.getegid(), frozenset()))
+    monkeypatch.setattr(accounts, "account", lambda user: accounts.Account(os.geteuid(), os.getegid(), frozenset()))
     return made
 
 
@@ -438,21 +438,3 @@ def test_uninstall(host: Host) -> None:
     host.run("absent", remove_files=True)
     assert host.written() == set()
     assert host.run("absent", remove_files=True)["changed"] is False
-
-
-def test_gate_before_every_start(
-    host: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host.run()
-    entry = {"path": str(host.directory / "base.gguf"), "sha256": sha(BASE)}
-    weights.quick_check([entry], user="root")
-    assert weights.main(["check", str(host.directory), f"base.gguf={sha(BASE)}", "drafter.gguf"]) == 0
-    monkeypatch.setattr(adoption, "account", lambda user: adoption.Account(4711, 4711, frozenset()))
-    (host.directory / "base.gguf").chmod(0o600)
-    with pytest.raises(weights.Ds4Error, match="cannot be read by ds4"):
-        weights.quick_check([entry], user="ds4")
-    (host.directory / "base.gguf").touch()
-    (host.directory / "drafter.gguf").unlink()
-    assert weights.main(["check", str(host.directory), "base.gguf", "drafter.gguf"]) == 1
-    text = capsys.readouterr().err
-    assert "base.gguf changed" in text and "drafter.gguf: No such file" in text and "verify --deep" in text

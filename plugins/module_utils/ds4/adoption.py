@@ -10,59 +10,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import grp
 import os
-import pwd
 import stat
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import records
+from .accounts import account, readable
 from .assembly import segment_size
 from .errors import Ds4Error
 from .files import fsync_directory, human_bytes, read_json, write_json
 from .plan import Plan, PlanFile
 
 FICLONE = 0x40049409  # ioctl(2): share the blocks of another file (btrfs, xfs)
-
-
-class Account(NamedTuple):
-    """A user with its groups, as the kernel would see a process of it."""
-
-    uid: int
-    gid: int
-    groups: frozenset[int]
-
-
-def account(user: str) -> Account:
-    """Look up a user.
-
-    Raises:
-        Ds4Error: there is none of that name.
-    """
-    try:
-        entry = pwd.getpwnam(user)
-    except KeyError as error:
-        raise Ds4Error(f"There is no user {user}", cure="run the role host_base (site.yml), which makes it") from error
-    more = {group.gr_gid for group in grp.getgrall() if user in group.gr_mem}
-    return Account(entry.pw_uid, entry.pw_gid, frozenset(more | {entry.pw_gid}))
-
-
-def future_account(user: str) -> Account:
-    """Like ``account``; a user that check mode only promises is one that owns nothing yet."""
-    try:
-        return account(user)
-    except Ds4Error:
-        return Account(-1, -1, frozenset())
-
-
-def readable(found: os.stat_result, who: Account) -> bool:
-    """May this account read a file with this owner and mode? (Folders on the way do not matter to a hard link.)"""
-    if who.uid in (0, found.st_uid):
-        return who.uid == 0 or bool(found.st_mode & stat.S_IRUSR)
-    if found.st_gid in who.groups:
-        return bool(found.st_mode & stat.S_IRGRP)
-    return bool(found.st_mode & stat.S_IROTH)
 
 
 def candidates(item: PlanFile, paths: Iterable[str], directory: str) -> list[str]:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from . import adoption, fetch
+from . import accounts, fetch
 from .command import run
 from .errors import Ds4Error
 from .files import MARKER_LINE, is_ours, mark, read_text, write_atomic, write_json
@@ -207,7 +207,7 @@ def store(plan: Plan, layout: Layout, changes: Sequence[str]) -> None:
     Raises:
         Ds4Error: the service user put a link where a folder of ours belongs.
     """
-    who = adoption.account(plan.user)
+    who = accounts.account(plan.user)
     os.makedirs(layout.state, mode=0o755, exist_ok=True)
     made = not os.path.isdir(layout.directory)
     os.makedirs(layout.directory, mode=0o755, exist_ok=True)

@@ -19,6 +19,7 @@ from .files import fsync_directory, is_ours, link_atomic, mark
 
 if TYPE_CHECKING:
     from . import (  # noqa: F401
+        accounts,
         adoption,
         assembly,
         build,

@@ -15,8 +15,10 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from .accounts import Account, readable
 from .errors import Ds4Error
 from .files import read_json, write_json
+from .process import user_name
 
 SCHEMA = 1
 SUFFIX = ".record.json"
@@ -172,12 +174,13 @@ def segment_crcs(record: dict[str, Any]) -> list[int]:
     return [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
 
 
-def quick_check(path: str, sha256: str = "") -> str:
+def quick_check(path: str, sha256: str = "", who: Account | None = None) -> str:
     """Say what speaks against using this file, without reading it; empty when nothing does.
 
     Args:
         path: the weights file; its record lies beside it.
         sha256: hash that it must have; empty accepts the recorded one.
+        who: account that is going to read it; None: the caller.
     """
     name = os.path.basename(path)
     try:
@@ -197,15 +200,6 @@ def quick_check(path: str, sha256: str = "") -> str:
     changed = [f"{key} {record[key]} → {value}" for key, value in found.items() if record[key] != value]
     if changed:
         return f"{name} changed since it was verified ({', '.join(changed)})"
-    if not os.access(path, os.R_OK):
-        return f"{name} cannot be read by {_whoami()}"
+    if not (os.access(path, os.R_OK) if who is None else readable(stat, who)):
+        return f"{name} cannot be read by {user_name(os.geteuid() if who is None else who.uid)}"
     return ""
-
-
-def _whoami() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return f"user {os.geteuid()}"

@@ -9,7 +9,7 @@ import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from . import adoption, assembly, generations, journal, records, space
+from . import accounts, adoption, assembly, generations, journal, records, space
 from .errors import Ds4Error
 from .fetch_unit import Layout
 from .files import existing_parent, read_json
@@ -144,14 +144,14 @@ def build_plan(
 
 def look(wanted: Wanted) -> Look:
     """Compare what is wanted with what is there; reads records, never a weights file."""
-    plan, who = wanted.plan, adoption.future_account(wanted.plan.user) if os.geteuid() == 0 else None
+    plan, who = wanted.plan, accounts.future_account(wanted.plan.user) if os.geteuid() == 0 else None
     found = Look({}, {}, {}, [], 0, [])
     to_fetch = 0
     for item in plan.files:
         path, size = plan.path(item), item.bytes or 0
         record = records.read(path)
         problem = records.quick_check(path, item.sha256)
-        shared = problem or who is None or adoption.readable(os.stat(path), who)
+        shared = bool(problem) or not records.quick_check(path, item.sha256, who)
         if record is not None and not problem and shared:
             found.good[item.role] = record
             continue
@@ -178,10 +178,10 @@ def _worth_reading(path: str, size: int, record: Mapping[str, Any] | None) -> bo
     return os.path.isfile(path) and os.stat(path).st_size == size and not (record and record.get("damaged"))
 
 
-def _shareable(path: str, directory: str, who: adoption.Account | None) -> bool:
+def _shareable(path: str, directory: str, who: accounts.Account | None) -> bool:
     """Can it get a second name here, without a copy?"""
     same_disk = os.stat(os.path.dirname(path)).st_dev == os.stat(existing_parent(directory)).st_dev
-    return same_disk and (who is None or adoption.readable(os.stat(path), who))
+    return same_disk and (who is None or accounts.readable(os.stat(path), who))
 
 
 def _present(plan: Plan, item: PlanFile) -> int:

@@ -1,8 +1,8 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Weights on a host: what is wanted, what is there, and the service that brings the difference.
 
-Doors: the module ``ds4_weights`` (plan, start, attach, follow, clean) and ``python3 -m ds4.weights`` (``check`` before
-every start of the engine, ``adopt`` before every fetch, ``exchange`` in a switch that deletes before it fetches).
+Doors: the module ``ds4_weights`` (plan, start, attach, follow, clean) and ``python3 -m ds4.weights`` (``adopt``
+before every fetch, ``exchange`` in a switch that deletes before it fetches).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import adoption, exchange, fetch, fetch_unit, generations, records
+from . import adoption, exchange, fetch, fetch_unit, generations
 from .errors import Ds4Error
 from .fetch_unit import UNIT, Layout, Unit, unit_now
 from .files import FRESH_DISK, human_bytes, is_ours, read_json
@@ -195,33 +195,6 @@ def _planned(wanted: Wanted, found: Look, changes: Sequence[str]) -> dict[str, A
     }
 
 
-def quick_check(entries: Iterable[Mapping[str, Any]], user: str = "") -> None:
-    """Stop unless every file still is the one that was verified; reads records, not weights.
-
-    Args:
-        entries: ``{role, path, sha256}`` of what is about to be used.
-        user: account that is going to read them; empty for the caller.
-
-    Raises:
-        Ds4Error: all files that are not, and why.
-    """
-    who = adoption.account(user) if user else None
-    found = []
-    for entry in entries:
-        path = str(entry["path"])
-        problem = records.quick_check(path, str(entry.get("sha256") or ""))
-        if not problem and who is not None and not adoption.readable(os.stat(path), who):
-            problem = f"{path} cannot be read by {user}"
-        found += [problem] if problem else []
-    if found:
-        raise Ds4Error(
-            "The weights are not the ones that were verified",
-            found="; ".join(found),
-            required="unchanged files with their records",
-            cure="`sudo ds4-fetch verify --deep` reads them again and names what is bad; site.yml repairs",
-        )
-
-
 def absent(layout: Layout, *, remove_files: bool, check: bool) -> Outcome:
     """Take away unit, command, plan and progress; the weights too when that was asked for, as far as our records name them."""
     paths = fetch_unit.removable(layout)
@@ -311,9 +284,6 @@ def make_exchange(plan_path: str, state: str, wait_seconds: float) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m ds4.weights", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    check = commands.add_parser("check", help="are these files still the verified ones? reads records only")
-    check.add_argument("directory")
-    check.add_argument("files", nargs="+", metavar="FILE[=SHA256]")
     adopting = commands.add_parser("adopt", help="share files that are on this host already (root)")
     adopting.add_argument("--plan", default=fetch.DEFAULT_PLAN)
     adopting.add_argument("--state", default=os.path.dirname(fetch.DEFAULT_PLAN))
@@ -324,10 +294,7 @@ def main(argv: list[str] | None = None) -> int:
     exchanging.add_argument("--wait-seconds", type=float, default=86400.0)
     options = parser.parse_args(argv)
     try:
-        if options.command == "check":
-            pairs = [name.partition("=") for name in options.files]
-            quick_check({"path": os.path.join(options.directory, name), "sha256": sha256} for name, _, sha256 in pairs)
-        elif options.command == "adopt":
+        if options.command == "adopt":
             adopt(options.plan, options.state, options.move)
         else:
             print(make_exchange(options.plan, options.state, options.wait_seconds))
