@@ -89,11 +89,18 @@ def _entry(name: str, entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
         lines.append(f"- Limit: `{entry['limit']}`, {given} as delivered")
     if str(entry["required"]) != "{required}":
         lines.append(f"- Required: {_shown(entry['required'])}")
-    lines.append(f"- Cure: {_shown(entry.get('cures', entry['cure']))}")
+    if "cures" in entry:
+        lines.append(f"- Cure: {_shown(str(entry['cure']).replace('{cures}', 'whichever fits'))}:")
+        lines += [f"  - {_shown(sentence)}" for sentence in entry["cures"].values()]
+    else:
+        lines.append(f"- Cure: {_shown(entry['cure'])}")
     if "unknown" in entry:
         lines.append(f"- When it cannot be determined: {_shown(entry['unknown'])}")
     if entry["phase"] != "note":
-        lines.append(f"- Override: `host_verify_allow: [{entry['allow']}]`" if entry["allow"] else "- Override: none")
+        still = f" (then it still stops the {entry['allowed_phase']})" if "allowed_phase" in entry else ""
+        lines.append(
+            f"- Override: `host_verify_allow: [{entry['allow']}]`{still}" if entry["allow"] else "- Override: none"
+        )
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,12 +27,11 @@ def ds4_findings(
     policy: Mapping[str, Any],
     catalogue: Mapping[str, Any],
     name: str = "this host",
-    now: float | None = None,
     drift: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """See ``ds4.findings.judge_host``."""
+    """See ``ds4.findings.judge_host``; the host's clock is compared with this machine's."""
     try:
-        return dict(judge_host(gpu, memory, host, policy, catalogue, name=name, now=now, drift=drift))
+        return dict(judge_host(gpu, memory, host, policy, catalogue, name=name, now=time.time(), drift=drift))
     except Ds4Error as error:
         raise AnsibleFilterError(f"{name}: {error}") from error
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import time
 from pathlib import Path
 from typing import Any, Callable
 
+import ds4_findings  # type: ignore[import-not-found]
 import pytest
 import yaml
 
@@ -212,7 +215,16 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
     ("no root", [put("host.euid", 1000)], ["root"], ["effective user number 1000", "become: true"]),
     ("old python", [put("host.python.version", "3.8.10")], ["python"], ["3.8.10", "3.9 or newer"]),
     ("newer python", [put("host.python.version", "3.13.1")], [], []),
-    ("no systemd", [put("host.systemd.running", False)], ["systemd"], ["/run/systemd/system"]),
+    ("no systemd", [put("host.systemd.running", False)], ["systemd"], ["/run/systemd/system", "container or chroot"]),
+    ("a unit failed", [put("host.systemd.state", "degraded")], [], []),
+    (
+        "systemd in its rescue mode",
+        [put("host.systemd.state", "maintenance")],
+        ["systemd"],
+        ["systemd says maintenance"],
+    ),
+    ("systemd shuts down", [put("host.systemd.state", "stopping")], ["systemd"], ["systemd says stopping"]),
+    ("systemd does not answer", [put("host.systemd.state", "")], ["systemd"], ["run `systemctl is-system-running`"]),
     (
         "x86",
         [put("host.architecture", "x86_64")],
@@ -555,6 +567,12 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
         ["engine_service_adopt: true", "systemctl disable --now llm.service"],
     ),
     (
+        "one that a unit of a person's own manager looks after",
+        [put("host.ds4_processes", [engine(unit="user@1000.service", manager="ds4.service")])],
+        ["engine"],
+        ["`systemctl --user --machine=alice@ disable --now ds4.service`"],
+    ),
+    (
         "one that another unit looks after, to be adopted",
         [put("host.ds4_processes", [engine(unit="llm.service", manager="llm.service")]), put("policy.adopt", True)],
         [],
@@ -753,6 +771,15 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
         ["could not be looked at (gpu, memory, host)", "--ask-become-pass"],
     ),
     (
+        "sudo is for others",
+        [
+            put(probe, {"msg": "", "module_stderr": "alice is not in the sudoers file.\n"})
+            for probe in ("gpu", "memory", "host")
+        ],
+        ["probe"],
+        ["alice is not in the sudoers file.", "let an administrator"],
+    ),
+    (
         "sudo wants a terminal",
         [
             put(probe, {"msg": "MODULE FAILURE", "module_stderr": "sudo: sorry, you must have a tty to run sudo\n"})
@@ -792,15 +819,56 @@ def test_every_finding_of_the_catalogue_is_made_by_a_case() -> None:
 @pytest.mark.parametrize("identity", CATALOGUE)
 def test_catalogue_entry_is_complete(identity: str) -> None:
     entry = CATALOGUE[identity]
-    assert set(entry) - {"unknown", "limit", "cures"} == {"phase", "allow", "what", "found", "required", "cure", "why"}
+    assert ("cures" in entry) == ("{cures}" in entry["cure"])
+    assert set(entry) - {"unknown", "limit", "cures", "allowed_phase"} == {
+        "phase",
+        "allow",
+        "what",
+        "found",
+        "required",
+        "cure",
+        "why",
+    }
     assert entry["phase"] in findings.PHASES
     assert entry["phase"] != "note" or not entry["allow"]
     assert all(str(entry[key]).strip() for key in ("what", "found", "required", "cure", "why"))
 
 
+def test_every_cure_that_depends_on_what_was_found_is_given_by_a_case() -> None:
+    given = ""
+    for _case, changes, _expected, _words in CASES:
+        probes = gb10()
+        for change in changes:
+            change(probes)
+        given += judge(probes)["text"]
+    sentences = [sentence for entry in CATALOGUE.values() for sentence in entry.get("cures", {}).values()]
+    assert len(sentences) > 10
+    assert [sentence for sentence in sentences if max(re.split(r"\{\w+\}", sentence), key=len) not in given] == []
+
+
 def test_an_unknown_value_that_has_a_cure_of_its_own_shows_it() -> None:
     unknown = {identity for identity, entry in CATALOGUE.items() if "unknown" in entry}
-    assert unknown == {"compute_cap", "driver_old", "toolkit_newer", "port", "engine_lock", "version_old"}
+    assert unknown == {"systemd", "compute_cap", "driver_old", "toolkit_newer", "port", "engine_lock", "version_old"}
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kolkata", "Pacific/Kiritimati"])
+def test_the_clock_is_judged_alike_in_every_time_zone_of_the_controller(
+    monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    def ids(hours: float) -> list[str]:
+        probes = gb10()
+        probes["host"]["clock"]["epoch"] = round(time.time() + hours * 3600)
+        parts = (probes["gpu"], probes["memory"], probes["host"], probes["policy"], CATALOGUE)
+        return [item["id"] for item in ds4_findings.ds4_findings(*parts)["findings"]]
+
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert time.timezone == 0 or zone != "UTC"
+        assert (ids(0), ids(1.5), ids(-5)) == ([], ["clock"], ["clock"])
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_ten_problems_at_once_are_one_message() -> None:
@@ -844,6 +912,23 @@ def test_allowed_findings_are_shown_again_and_stop_nothing() -> None:
     assert "overridden by host_verify_allow" in result["text"]
     assert "found: x86_64; required: aarch64" in result["text"]
     assert "OVERRIDDEN: architecture, port, compute_cap" in result["summary"]["text"]
+
+
+@pytest.mark.parametrize("diagnosis", ["no_driver", "mismatch", "no_device", "timeout", "unparsable"])
+def test_a_gpu_that_cannot_be_asked_may_be_allowed_for_staging_and_never_stops_what_serves(diagnosis: str) -> None:
+    probes = gb10()
+    probes["gpu"].update(diagnosis=diagnosis, gpus=[], cuda_supported="")
+    put("host.ds4_processes", [OURS])(probes)
+    put("host.units", [OUR_UNIT])(probes)
+    put("memory.mem_available_kib", 8 * GIB)(probes)
+    refused = judge(probes)
+    assert "host_verify_allow: [gpu] (it then stops the switch)" in refused["text"]
+    put("policy.allow", ["gpu"])(probes)
+    result = judge(probes)
+    assert (result["ok_stage"], result["ok_switch"]) == (True, False)
+    assert [(item["id"], item["phase"]) for item in result["findings"]] == [(f"gpu_{diagnosis}", "switch")]
+    assert "1 problem that will stop the switch" in result["text"]
+    assert result["summary"]["text"].endswith(f"stops the switch: gpu_{diagnosis}; OVERRIDDEN: gpu")
 
 
 def test_a_real_h200_is_refused_and_accepted_with_the_override() -> None:

@@ -102,6 +102,7 @@ def test_rows(name: str, rows: list[tuple[str, str, str]]) -> None:
         (Ran(127, "", "nvidia-smi: command not found"), "no_driver", "command not found"),
         (Ran(9, text("not_communicating"), ""), "no_driver", "couldn't communicate"),
         (Ran(255, text("not_loaded"), ""), "no_driver", "Not Loaded"),
+        (Ran(12, text("no_library"), ""), "no_driver", "libnvidia-ml.so"),
         (Ran(18, text("mismatch"), ""), "mismatch", "NVML library version: 580.126"),
         (Ran(6, text("no_devices"), ""), "no_device", "No devices were found"),
         (Ran(0, text("no_devices"), ""), "no_device", "No devices were found"),

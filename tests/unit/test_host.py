@@ -203,6 +203,16 @@ def test_engine_processes(tmp_path: Path) -> None:
     assert "SECRET" not in str(rows)
 
 
+def test_weights_that_are_named_by_a_link_count_once(tmp_path: Path) -> None:
+    (tmp_path / "real.gguf").write_bytes(b"x" * 1000)
+    (tmp_path / "link.gguf").symlink_to("real.gguf")
+    maps = f"7f00-7f01 r--s 00000000 fe:00 12   {tmp_path}/real.gguf\n"
+    fake(tmp_path, 812, cmdline="ds4-server\0-m\0link.gguf\0", maps=maps, _cwd=str(tmp_path))
+    (row,) = host.ds4_processes(proc=str(tmp_path))
+    assert row["weights"] == [str(tmp_path / "link.gguf"), str(tmp_path / "real.gguf")]
+    assert row["weights_bytes"] == 1000
+
+
 def test_programs_with_cuda_memory(tmp_path: Path) -> None:
     folder = fake(tmp_path, 20, cmdline="/usr/bin/vllm\0--api-key\0secret\0")
     (folder / "fd/9").symlink_to("/dev/nvidia-uvm")

@@ -17,6 +17,7 @@ PHASES = ("stage", "switch", "note")
 PYTHON_MINIMUM = "3.9"
 _GIB_KIB = 1024 * 1024
 _MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")
+_SYSTEMD_AT_WORK = ("starting", "running", "degraded")  # the other states take no new work, or none that lasts
 _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph")
 # Where the number of each recorded version is asked by hand.
 _VERSION_COMMANDS = {
@@ -185,14 +186,18 @@ class _Judge:
         self.findings: list[dict[str, Any]] = []
         self.replaced: list[Row] = []  # engines that the switch will end, so their memory comes back
 
-    def add(self, identity: str, *, unknown: bool = False, **words: Any) -> None:
+    def add(self, identity: str, *, unknown: bool = False, cures: Sequence[str] = (), **words: Any) -> None:
+        """Make a finding; ``cures`` are names out of the entry's ``cures``, where what helps depends on what was found."""
         entry = self.catalogue[identity]
         cure = entry["unknown"] if unknown else entry["cure"]
+        if cures:
+            words["cures"] = ", or ".join(str(entry["cures"][name]).format(**words) for name in cures)
         self.findings.append(
             {
                 "id": identity,
                 "phase": entry["phase"],
                 "allow": entry["allow"],
+                "allowed_phase": entry.get("allowed_phase", ""),
                 "what": str(entry["what"]).format(**words),
                 "found": str(entry["found"]).format(**words),
                 "required": str(entry["required"]).format(**words),
@@ -231,12 +236,13 @@ class _Judge:
                 parts = [str(result.get(part) or "").strip()[-400:] for part in ("msg", "module_stderr")]
                 silent.setdefault(" ".join(filter(None, parts)) or "no result", []).append(name)
         for said, names in silent.items():
-            cure = f"run `ansible HOST -m spark_{names[0]}_info --become -vvv` from the repository"
-            if "must have a tty" in said:
-                cure = "sudo there demands a terminal (requiretty): set `ansible_pipelining: false` for the host"
-            elif "password" in said.lower() or "sudo" in said.lower():
-                cure = "give the sudo password with `--ask-become-pass`, or let the user run sudo without one"
-            self.add("probe", probe=", ".join(names), found=" ".join(said.split()), cure=cure)
+            self.add(
+                "probe",
+                probe=", ".join(names),
+                first=names[0],
+                found=" ".join(said.split()),
+                cures=[_way_in(said)],
+            )
 
     def _allow(self) -> None:
         known = sorted({str(entry["allow"]) for entry in self.catalogue.values() if entry["allow"]})
@@ -253,8 +259,12 @@ class _Judge:
         if version_key(host["python"]["version"]) < version_key(PYTHON_MINIMUM):
             python = host["python"]
             self.add("python", found=f"{python['version']} ({python['executable']})", required=PYTHON_MINIMUM)
-        if not host["systemd"]["running"]:
-            self.add("systemd")
+        systemd = host["systemd"]
+        if not systemd["running"]:
+            self.add("systemd", found="no /run/systemd/system", cures=["no_init"])
+        elif systemd["state"] not in _SYSTEMD_AT_WORK:
+            found = f"systemd says {systemd['state']}" if systemd["state"] else "no answer of systemd"
+            self.add("systemd", found=found, cures=["state"], unknown=not systemd["state"])
         if host["architecture"] != policy["architecture"]:
             self.add("architecture", found=host["architecture"] or "unknown", required=policy["architecture"])
         if host["missing_commands"]:
@@ -377,7 +387,13 @@ class _Judge:
         for row in foreign:
             if row not in adopted:
                 self.add(
-                    "engine", found=self._engine_text(row), unit=policy["unit"], cure=self._engine_cure(row, single)
+                    "engine",
+                    found=self._engine_text(row),
+                    unit=policy["unit"],
+                    cures=self._engine_cures(row, single),
+                    pid=row["pid"],
+                    user=row["user"],
+                    manager=row["manager"],
                 )
         if taken:
             where = _listed(dict.fromkeys(f"{_process(row)} on {row['address']}" for row in taken))
@@ -397,15 +413,13 @@ class _Judge:
         return ", ".join(parts)
 
     @staticmethod
-    def _engine_cure(row: Row, single: bool) -> str:
-        end = f"end it with `kill {row['pid']}`"
+    def _engine_cures(row: Row, single: bool) -> list[str]:
+        end = "end"
         if row["manager"]:
-            end = f"`systemctl disable --now {row['manager']}` on the host, so that it does not start again"
+            end = "user_unit" if str(row["unit"]).startswith("user@") else "unit"
         if row["program"] != "ds4-server":
-            return f"wait until it ends, or {end}"
-        if single:
-            return f"take it over with engine_service_adopt: true (ADOPT=1), or {end}"
-        return f"{end}; only a single server can be taken over"
+            return ["wait", end]
+        return ["take_over" if single else "others", end]
 
     def _memory(self) -> None:
         memory, policy = self.memory, self.policy
@@ -449,20 +463,20 @@ class _Judge:
             f"; of {_gib(memory['mem_total_kib'])} MemTotal, {_gib(memory['mem_free_kib'])} are MemFree and "
             f"{_gib(memory['cached_kib'])} page cache"
         )
-        cures = []
-        who = self._holders()
-        if who:
-            cures.append(f"end what holds it ({who})")
         desktop = [row for row in self.host["sessions"] or [] if row["graphical"]]
+        who = self._holders()
+        cures = ["holders"] if who else []
         if (desktop or self.host["remote_desktops"]) and not gain:
-            people = ", ".join(dict.fromkeys(str(row["user"]) for row in desktop)) or "a remote desktop"
-            cures.append(
-                f"give the desktop's memory to the engine with serving_mode_target: serving (graphical session of {people})"
-            )
-        cures.append(
-            "choose a smaller engine_service_profile or context; memory that nobody holds comes back with a reboot"
+            cures.append("desktop")
+        self.add(
+            "memory",
+            found=found,
+            required=_gib(required),
+            short=_gib(short),
+            cures=[*cures, "smaller"],
+            who=who,
+            people=", ".join(dict.fromkeys(str(row["user"]) for row in desktop)) or "a remote desktop",
         )
-        self.add("memory", found=found, required=_gib(required), short=_gib(short), cure=", or ".join(cures))
 
     def _holders(self) -> str:
         """The largest holders of memory that are no engine we replace: CUDA programs first, their figure is unknown."""
@@ -527,6 +541,16 @@ class _Judge:
                 self.add("version_bad", component=component, found=version, reason=bad)
 
 
+def _way_in(said: str) -> str:
+    """Which cure fits what Ansible or sudo said when no probe could run."""
+    words = said.lower()
+    if "must have a tty" in words:
+        return "terminal"
+    if any(part in words for part in ("not in the sudoers", "is not allowed to", "may not run sudo")):
+        return "sudoers"
+    return "password" if "password" in words or "sudo" in words else "look"
+
+
 def _known_bad(version: str, limits: Row) -> Optional[str]:
     """Reason (`` (…)`` or ``""``) when a version is on the list, else None. Entries may use ``*``."""
     for item in limits.get("known_bad") or []:
@@ -556,7 +580,8 @@ def render(name: str, findings: Sequence[Row], *, heading: str) -> str:
         lines.append(f"     required: {item['required']}")
         lines.append(f"     cure:     {item['cure']}.")
         if item["allow"]:
-            lines.append(f"     override: host_verify_allow: [{item['allow']}]")
+            still = f" (it then stops the {item['allowed_phase']})" if item["allowed_phase"] else ""
+            lines.append(f"     override: host_verify_allow: [{item['allow']}]{still}")
     return "\n".join(lines)
 
 
@@ -587,8 +612,8 @@ def judge_host(
         drift: sentences of ``fleet_drift`` for this host.
 
     Returns:
-        ``findings`` (``{id, phase, what, found, required, cure, allow}``, without the allowed ones), ``allowed`` (the
-        overridden ones), ``ok_stage``, ``ok_switch``, ``text`` (everything, ``""`` when there is nothing to say),
+        ``findings`` (``{id, phase, what, found, required, cure, allow, allowed_phase}``, without the allowed ones, or
+        with the phase that stays), ``allowed`` (the overridden ones), ``ok_stage``, ``ok_switch``, ``text`` (everything, ``""`` when there is nothing to say),
         ``text_switch`` (what stops the switch), ``versions``, ``summary`` (a ``ds4_summary``).
     """
     work = _Judge(gpu, memory, host, policy, catalogue)
@@ -597,7 +622,10 @@ def judge_host(
     allowed = [
         item for item in work.findings if item["allow"] and item["allow"] in allowed_names and item["phase"] != "note"
     ]
-    kept = sorted((item for item in work.findings if item not in allowed), key=lambda item: PHASES.index(item["phase"]))
+    kept = [item for item in work.findings if item not in allowed]
+    # What may be allowed for building and fetching can still keep every engine from starting.
+    kept += [{**item, "phase": item["allowed_phase"], "allow": ""} for item in allowed if item["allowed_phase"]]
+    kept.sort(key=lambda item: PHASES.index(item["phase"]))
     by_phase = {phase: [item for item in kept if item["phase"] == phase] for phase in PHASES}
     stage, switch, notes = (by_phase[phase] for phase in PHASES)
     parts = []

@@ -20,7 +20,14 @@ KERNEL_MODULE = "/proc/driver/nvidia/version"
 # What nvidia-smi says when it fails → our word for it. Order matters: a mismatch is also an NVML failure.
 _FAILURES = (
     ("mismatch", re.compile(r"driver/library version mismatch", re.I)),
-    ("no_driver", re.compile(r"couldn't communicate with the nvidia driver|driver not loaded|command not found", re.I)),
+    (
+        "no_driver",
+        re.compile(
+            r"couldn't communicate with the nvidia driver|driver not loaded|command not found"
+            r"|couldn't find libnvidia-ml|nvml shared library not found",
+            re.I,
+        ),
+    ),
     ("no_device", re.compile(r"no devices were found|gpu is lost|unable to determine the device handle", re.I)),
 )
 _NOTHING = re.compile(

@@ -109,11 +109,16 @@ def _weights_of(process: Process, argv: list[str], cwd: str) -> list[str]:
     return sorted(paths | {path.removesuffix(" (deleted)") for path in process.mapped_files(".gguf")})
 
 
-def _file_bytes(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
+def _file_bytes(paths: list[str]) -> int:
+    """Size of all of ``paths`` that exist, each file once: a name may be a link to what is mapped."""
+    sizes = {}
+    for path in paths:
+        try:
+            stat = os.stat(path)
+        except OSError:
+            continue
+        sizes[stat.st_dev, stat.st_ino] = stat.st_size
+    return sum(sizes.values())
 
 
 def ds4_processes(*, proc: str = "/proc") -> list[dict[str, Any]]:
@@ -152,7 +157,7 @@ def ds4_processes(*, proc: str = "/proc") -> list[dict[str, Any]]:
                 "cgroup": process.cgroup,
                 "deployment": process.environment("DS4_DEPLOYMENT").get("DS4_DEPLOYMENT", ""),
                 "weights": weights,
-                "weights_bytes": sum(map(_file_bytes, weights)),
+                "weights_bytes": _file_bytes(weights),
                 "resident_kib": process.status_kib("RssAnon") + process.status_kib("RssShmem"),
                 "port": _port_of(argv) if program == "ds4-server" else 0,
             }
