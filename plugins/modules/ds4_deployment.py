@@ -367,6 +367,7 @@ def switched(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
         text = f"would switch to deployment {params['id']}, once it is staged"
         return {"changed": True, "running": False, "ds4_summary": summary("planned", text)}
     followed = switch.find_record(layout, params["transaction"]) if params["transaction"] else None
+    followed = followed or switch.record_of_run(layout, params["run"])  # the answer that named it may have been lost
     if followed is not None and params["state"] == "rolled_back":
         # Once it runs, the newest proven deployment that does not run is another one.
         manifest, reason = door.wanted_manifest(layout, followed.data["to"]), "rollback"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ds4 import foreign
+from ds4.command import Ran
 from ds4.errors import Ds4Error
 from ds4.files import read_json, write_json
 from ds4.process import Process
@@ -113,6 +114,49 @@ def test_a_later_process_with_the_same_pid_is_left_alone(tmp_path: Path, victim:
     path = remembered(tmp_path, victim, started_ticks=Process(victim.pid).started_ticks - 1)
     assert foreign.end(path, 10) == "had ended by itself"
     assert victim.poll() is None
+
+
+UNIT = {"kind": "system", "unit": "my-llm.service", "enabled": True, "notes": []}
+
+
+class FakeSystemctl:
+    """What ``systemctl`` was told; ``stop`` ends the victim, as its unit would, or runs past its limit."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, victim: subprocess.Popen[bytes], *, hangs: bool = False
+    ) -> None:
+        self.told: list[list[str]] = []
+        self.victim, self.hangs = victim, hangs
+        monkeypatch.setattr(foreign, "run", self.run)
+
+    def run(self, argv: list[str], **options: Any) -> Ran:
+        self.told.append(argv)
+        if "stop" in argv and self.hangs:
+            return Ran(124, "", "")
+        if "stop" in argv:
+            self.victim.terminate()
+            self.victim.wait()
+        return Ran(0, "", "")
+
+
+def test_an_engine_under_a_unit_is_ended_by_its_unit(
+    tmp_path: Path, victim: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systemctl = FakeSystemctl(monkeypatch, victim)
+    path = remembered(tmp_path, victim, supervisor=UNIT)
+    text = foreign.end(path, 10)
+    assert f"process {victim.pid} of me ended" in text
+    assert "my-llm.service was stopped and disabled" in text
+    assert systemctl.told == [["systemctl", "disable", "my-llm.service"], ["systemctl", "stop", "my-llm.service"]]
+    assert "stopped and disabled" in foreign.end(path, 10), "it may be taken up again"
+
+
+def test_a_unit_that_does_not_stop_in_time_has_its_process_killed(
+    tmp_path: Path, victim: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeSystemctl(monkeypatch, victim, hangs=True)
+    assert "had to be killed" in foreign.end(remembered(tmp_path, victim, supervisor=UNIT), 10)
+    assert victim.wait(5) == -signal.SIGKILL
 
 
 def test_one_that_ignores_sigterm_is_killed_after_the_limit(tmp_path: Path) -> None:

@@ -111,24 +111,35 @@ class FakeMachine(switch.Machine):
         self.foreign_comes_back = True
         self.kill_at = -1  # count of observable actions after which the runner is killed
         self.actions = 0
+        self.boots_late = False  # after a boot the unit's start is queued for a while
+        self.queued = 0  # looks until a queued start is executed
 
-    def act(self, text: str) -> None:
-        """An action that changes the host: the runner may be killed right before it."""
+    def point(self, text: str) -> None:
+        """The runner may be killed right here."""
         self.actions += 1
         if self.actions == self.kill_at:
             raise Killed(text)
+
+    def act(self, text: str) -> None:
+        """An action that changes the host: the runner may be killed right before it."""
+        self.point(text)
         self.log.append(text)
         engines = (1 if self.pid else 0) + (1 if self.foreign_runs else 0)
         self.most_engines = max(self.most_engines, engines)
 
     # -- systemd
     def state(self) -> State:
+        if self.queued:
+            self.queued -= 1
+            if not self.queued:
+                self._boot_unit()
         active = "active" if self.pid else "inactive"
         return State(
             True, active, "running" if self.pid else "dead", self.pid, 0, "success", 0, "i", False, self.enabled, []
         )
 
     def start_unit(self) -> Ran:
+        self.queued = 0
         if self.pid:
             return Ran(0, "", "")
         self.act(f"start {self.unit}")
@@ -140,6 +151,7 @@ class FakeMachine(switch.Machine):
         return Ran(0, "", "")
 
     def stop_unit(self) -> None:
+        self.queued = 0
         if not self.pid:
             return
         self.act("stop")
@@ -170,9 +182,11 @@ class FakeMachine(switch.Machine):
         return {"ds4_requests_inflight": self.busy}
 
     def is_ready(self, host: str, port: int) -> bool:
+        self.point("ask whether it answers")
         return bool(self.pid) and self.process not in self.never_ready
 
     def smoke(self, manifest: Mapping[str, Any], policy: Mapping[str, Any]) -> probe.Smoke:
+        self.point("ask the questions")
         assert self.process == manifest["id"], "the questions go to the deployment that is to be proven"
         ok = self.process not in self.wrong
         check = probe.Check("capital of France", ok, "Paris" if ok else "the answer was 'Berlin'")
@@ -271,7 +285,15 @@ class FakeMachine(switch.Machine):
         self.boot += "+"
         self.pid, self.process, self.free, self.foreign_runs = 0, "", 120, False
         self.keeps_memory = self.immortal = False
-        if self.enabled and self.unit and self.unit not in self.dies | self.deleted:
+        self.queued = 0
+        if self.enabled and self.unit:
+            if self.boots_late:
+                self.queued = 4
+            else:
+                self._boot_unit()
+
+    def _boot_unit(self) -> None:
+        if self.unit not in self.dies | self.deleted:
             self.pid, self.process, self.free = 9000 + self.actions, self.unit, 120 - self.held
 
 
@@ -488,7 +510,7 @@ def test_after_the_old_weights_have_gone_there_is_no_way_back(machine: FakeMachi
 
 @pytest.mark.parametrize("how", ["kill", "reboot"])
 def test_an_exchange_of_weights_is_taken_up_wherever_it_was_killed(layout: Layout, how: str) -> None:
-    for point in range(1, 8):
+    for point in range(1, 12):
         for entry in Path(layout.state).glob("**/*"):
             if entry.is_file() or entry.is_symlink():
                 entry.unlink()
@@ -618,7 +640,7 @@ def one_run(machine: FakeMachine, layout: Layout) -> bool:
 
 def faults() -> Iterator[tuple[str, str]]:
     for fault in ("", "dies", "never_ready", "wrong"):
-        for how in ("crash", "reboot"):
+        for how in ("crash", "reboot", "late boot"):
             yield fault, how
 
 
@@ -628,7 +650,7 @@ def test_killed_at_every_point_it_ends_with_one_engine_or_an_honest_stop(
     layout: Layout, fault: str, how: str, first: bool
 ) -> None:
     """The runner is killed before every single action in turn, once as by SIGKILL, once by a power loss."""
-    for point in range(1, 12):
+    for point in range(1, 14):
         for entry in Path(layout.state).glob("**/*"):
             if entry.is_file() or entry.is_symlink():
                 entry.unlink()
@@ -641,7 +663,8 @@ def test_killed_at_every_point_it_ends_with_one_engine_or_an_honest_stop(
         switch.request(layout, NEW, {}, "test")
         killed = not one_run(machine, layout)
         if killed:
-            if how == "reboot":
+            machine.boots_late = how == "late boot"
+            if how != "crash":
                 machine.reboot()
             assert one_run(machine, layout), "it is killed once only"
         record = switch.last_record(layout)
@@ -650,6 +673,7 @@ def test_killed_at_every_point_it_ends_with_one_engine_or_an_honest_stop(
         jsonschema.validate(record.data, SCHEMA)
         assert machine.most_engines <= 1
         outcome = record.data["outcome"]
+        assert fault or outcome in ("proven", "refused"), f"a good release, killed at {point}: {record.data['message']}"
         if outcome == "proven":
             assert machine.running() == NEW
             assert not fault
@@ -659,11 +683,28 @@ def test_killed_at_every_point_it_ends_with_one_engine_or_an_honest_stop(
             assert first, "where something was proven, something serves"
             assert not machine.running()
             assert not machine.enabled
+        for _look in range(9):
+            machine.state()  # nothing that is still queued changes this
+        assert machine.running() == record.data["serving"] or outcome == "refused"
         if machine.running():
             assert machine.unit == machine.running()
         if not killed:  # it has fewer actions than that: every point was tried
             assert point > 2
             break
+
+
+def test_another_deployment_that_answers_is_never_called_proven(machine: FakeMachine) -> None:
+    start = machine.start_unit
+
+    def another() -> Ran:
+        ran = start()
+        machine.process = OLDER if machine.process == NEW else machine.process
+        return ran
+
+    machine.start_unit = another  # type: ignore[method-assign]
+    record = run(machine)
+    assert (record.data["outcome"], record.data["serving"]) == ("returned", OLD)
+    assert "Another deployment than the wanted one answers" in record.data["message"]
 
 
 def test_random_histories_converge(layout: Layout) -> None:
@@ -717,6 +758,53 @@ def test_a_run_finds_the_switch_it_began_though_it_never_heard_of_it(machine: Fa
     assert switch.record_of_run(machine.layout, "mine").data["id"] == record.data["id"]  # type: ignore[union-attr]
     assert switch.record_of_run(machine.layout, "another") is None
     assert switch.record_of_run(machine.layout, "") is None
+
+
+class FakeRunner:
+    """``systemctl`` for the runner's unit, in memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ran: Ran) -> None:
+        self.pid = 0
+        monkeypatch.setattr(switch, "start_runner", lambda: ran)
+        monkeypatch.setattr(switch, "run", lambda argv, **options: Ran(0, "", ""))
+        monkeypatch.setattr(switch, "Service", lambda unit: self)
+
+    def state(self) -> State:
+        return State(True, "inactive", "dead", self.pid, 0, "success", 0, "", False, True, [])
+
+
+FAILS, HANGS = Ran(1, "", "Unit not found."), Ran(124, "", "no answer within 30 s")
+
+
+def test_a_switch_whose_runner_cannot_be_started_is_called_off(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeRunner(monkeypatch, FAILS)
+    with pytest.raises(Ds4Error, match="nothing was stopped"):
+        switch.attach_or_request(machine.layout, NEW, {}, "test")
+    assert switch.open_record(machine.layout) is None
+    assert switch.last_record(machine.layout).data["outcome"] == "refused"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("ran", [FAILS, HANGS])
+def test_a_switch_that_others_began_is_never_called_off(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, ran: Ran
+) -> None:
+    switch.request(machine.layout, NEW, {}, "test").update(stopped_at=1.0)
+    FakeRunner(monkeypatch, ran)
+    with pytest.raises(Ds4Error, match="its switch stays open") as caught:
+        switch.attach_or_request(machine.layout, OLDER, {}, "test")
+    assert "nothing was stopped" not in str(caught.value)
+    assert switch.open_record(machine.layout) is not None
+
+
+def test_a_runner_that_systemd_may_yet_start_keeps_its_switch(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeRunner(monkeypatch, HANGS)
+    with pytest.raises(Ds4Error, match="its switch stays open"):
+        switch.attach_or_request(machine.layout, NEW, {}, "test")
+    assert switch.open_record(machine.layout) is not None
 
 
 def test_old_records_go_with_their_evidence_and_nothing_else(machine: FakeMachine) -> None:

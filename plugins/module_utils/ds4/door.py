@@ -22,6 +22,8 @@ UNITS = "/etc/systemd/system"
 def install_helpers(units: Mapping[str, str], *, check: bool = False) -> list[str]:
     """Units of ours that are not part of a deployment: written, and enabled when they can be. Returns what changed.
 
+    Whether one is enabled is asked, since a run may have been killed after it wrote the text.
+
     Raises:
         Ds4Error: a unit of that name is not ours.
     """
@@ -29,7 +31,7 @@ def install_helpers(units: Mapping[str, str], *, check: bool = False) -> list[st
     for name, text in units.items():
         path = os.path.join(UNITS, name)
         old = read_text(path)
-        if old == text:
+        if old == text and ("[Install]" not in text or Service(name).state().enabled):
             continue
         if os.path.lexists(path) and MARKER_LINE not in old:
             raise Ds4Error(f"{path} is not ours", found="no marker of ds4-fleet in it", cure="move it away")

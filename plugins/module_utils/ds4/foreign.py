@@ -279,40 +279,57 @@ def read_record(path: str) -> dict[str, Any]:
 
 
 def end(path: str, seconds: float) -> str:
-    """End exactly the remembered process, gracefully; SIGKILL past ``seconds``. Its unit is stopped and disabled instead.
+    """End exactly the remembered process, gracefully; SIGKILL past ``seconds``. May be repeated.
+
+    A unit that ran it is stopped and disabled, also when the process has ended: its unit may have started another one.
 
     Raises:
         Ds4Error: it does not end.
     """
     record = read_record(path)
     begun = time.monotonic()
-    process = Process(record["pid"])
-    if not process.alive or process.started_ticks != record["started_ticks"]:
-        return "had ended by itself"
     boss = record["supervisor"]
+    signals = [(signal.SIGTERM, seconds), (signal.SIGKILL, 30.0)]
+    instead = ""
     if boss["kind"] != "none":
         prefix = _user_systemctl(record["uid"]) if boss["kind"] == "user" else ["systemctl"]
         run([*prefix, "disable", boss["unit"]], env=_user_bus(record["uid"]))
-        run([*prefix, "stop", boss["unit"]], timeout_seconds=seconds, env=_user_bus(record["uid"]))
-    handle = os.pidfd_open(record["pid"])
-    try:
-        if Process(record["pid"]).started_ticks != record["started_ticks"]:
-            return f"{boss['unit']} was stopped and disabled"
-        for number, limit in ((signal.SIGTERM, seconds), (signal.SIGKILL, 30.0)):
-            signal.pidfd_send_signal(handle, number)
-            if select.select([handle], [], [], limit)[0]:
-                how = "ended" if number is signal.SIGTERM else "had to be killed"
-                return f"process {record['pid']} of {record['user']} {how} after {time.monotonic() - begun:.1f} s"
-    except ProcessLookupError:
-        return f"process {record['pid']} of {record['user']} ended after {time.monotonic() - begun:.1f} s"
-    finally:
-        os.close(handle)
+        stop = run([*prefix, "stop", boss["unit"]], timeout_seconds=seconds, env=_user_bus(record["uid"]))
+        signals = signals[1:] if stop.timed_out else signals  # its SIGTERM was sent by the unit
+        instead = f"; {boss['unit']} was stopped and disabled"
+    how = _end_process(record["pid"], record["started_ticks"], signals)
+    if how is None and not instead:
+        return "had ended by itself"
+    if how != "":
+        took = time.monotonic() - begun
+        return f"process {record['pid']} of {record['user']} {how or 'ended'} after {took:.1f} s{instead}"
     raise Ds4Error(
         "The process that was to be taken over does not end, not even by SIGKILL",
         found=f"process {record['pid']} of {record['user']}",
         required="its end, before another engine may load",
         cure="reboot the host",
     )
+
+
+def _end_process(pid: int, started_ticks: int, signals: Sequence[tuple[signal.Signals, float]]) -> str | None:
+    """Send one signal after the other, each with a limit in seconds. None: it was gone; empty: it does not end."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    try:
+        process = Process(pid)
+        if not process.alive or process.started_ticks != started_ticks:
+            return None
+        for number, limit in signals:
+            signal.pidfd_send_signal(handle, number)
+            if select.select([handle], [], [], limit)[0]:
+                return "ended" if number is signal.SIGTERM else "had to be killed"
+    except ProcessLookupError:
+        return "ended"
+    finally:
+        os.close(handle)
+    return ""
 
 
 def start_again(path: str, ready_seconds: float, policy: Mapping[str, Any]) -> str:

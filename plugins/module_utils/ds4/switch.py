@@ -262,6 +262,7 @@ def attach_or_request(layout: Layout, to: str, options: Mapping[str, Any], reaso
     """
     with _alone(layout, "request.lock"):  # two controllers at once: the second follows what the first began
         record = open_record(layout)
+        begun = record is None or record.closed
         if record is None or record.closed:
             record = request(layout, to, options, reason)
     if not Service(RUNNER).state().pid:
@@ -270,9 +271,12 @@ def attach_or_request(layout: Layout, to: str, options: Mapping[str, Any], reaso
         )  # an operator asks anew: earlier crashes do not count
     ran = start_runner()
     if ran.rc != 0:
-        close(layout, record, outcome="refused", message="its runner could not be started")
+        # Only what this call began, and what surely does not run, may be called off: all else is finished by its runner.
+        called_off = begun and not ran.timed_out
+        if called_off:
+            close(layout, record, outcome="refused", message="its runner could not be started")
         raise Ds4Error(
-            f"{RUNNER} could not be started; nothing was stopped",
+            f"{RUNNER} could not be started; " + ("nothing was stopped" if called_off else "its switch stays open"),
             found=(ran.err or ran.out).strip()[:500],
             cure="run site.yml, which installs it; then `systemctl status ds4-switch`",
         )
@@ -386,6 +390,9 @@ class Switch:
         self.record.update(boot_id=boot)
         if interrupted and data["stopped_at"] is None:
             return self._close("refused", "the host was rebooted before the old service was stopped; run again")
+        if interrupted and not data["returning"]:  # what the boot undid is done anew; what is on disk is still there
+            undone = ("start", "ready", "smoke", "proven")
+            self.record.update(steps=[step for step in data["steps"] if step["name"] not in undone])
         if data["returning"]:
             return self._return()
         try:
@@ -595,7 +602,9 @@ class Switch:
             failed: a release that failed is killed at once: what it would write on the way out is not to be trusted.
         """
         state = self.machine.state()
-        if state.pid == 0 and state.dead and state.active != "activating":
+        if state.pid == 0 and state.dead:
+            # A start that is queued (at boot) or to come (after a crash) must not bring it up later.
+            self.machine.service.stop(self.limits["stop_seconds"] + 60)
             return "was not running"
         ticks = self.machine.started_ticks(state.pid) if state.pid else 0
         manifest = self.layout.manifest(deployment)
@@ -678,6 +687,7 @@ class Switch:
                     cure=f"journalctl -u {self.layout.unit} on the host",
                 )
             if self.machine.is_ready(service["host"], service["port"]):
+                self._require_running(wanted)
                 return f"answers after {self.machine.monotonic() - begun:.1f} s"
             if self.machine.monotonic() - begun > self.limits["ready_seconds"]:
                 raise Ds4Error(
@@ -687,6 +697,17 @@ class Switch:
                     cure="raise engine_service_ready_seconds if it only needs longer",
                 )
             self.machine.sleep(0.2)
+
+    def _require_running(self, wanted: Mapping[str, Any]) -> None:
+        """What answers must be what is to be proven: never another deployment that came up meanwhile."""
+        runs = self.machine.running()
+        if runs != wanted["id"]:
+            raise Ds4Error(
+                "Another deployment than the wanted one answers",
+                found=f"the process of {self.layout.unit} runs {runs or 'an unknown deployment'}",
+                required=wanted["id"],
+                cure=f"see who started it (journalctl -u {self.layout.unit}), then run again",
+            )
 
     def _smoke(self, wanted: Mapping[str, Any], name: str) -> str:
         result = self.machine.smoke(wanted, self.policy)
