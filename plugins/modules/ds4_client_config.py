@@ -85,7 +85,7 @@ attributes:
     description: Predicts every file.
     support: full
   diff_mode:
-    description: Shows every file before and after.
+    description: Shows what changes in every file, and of files that a user wrote no value but those of this module.
     support: full
   platform:
     description: Any POSIX system with Python 3.9 or newer.
@@ -210,8 +210,12 @@ def main() -> None:
     except OSError as error:
         summary = {"room": "agent_clients", "state": "failed", "text": str(error)}
         module.fail_json(msg=f"Configuration of the clients cannot be written: {error}", ds4_summary=summary)
+    if not module._diff:
+        del result["diff"]
     state = "ok" if not result["changed"] else "planned" if module.check_mode else "changed"
     text = f"{', '.join(wanted['clients'])} for {wanted['context']} tokens" if present else "removed"
+    if result["backups"]:
+        text += f"; copies kept of {len(result['backups'])} changed files"
     module.exit_json(ds4_summary={"room": "agent_clients", "state": state, "text": text}, **result)
 
 

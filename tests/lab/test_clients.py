@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import tomllib
 import yaml
 
 from ds4 import clients
@@ -195,6 +196,24 @@ def test_codex_asks_the_engine_when_told_to(engine: Engine, tmp_path: Path) -> N
     ran = engine.inside([*codex, "exec", "--skip-git-repo-check", QUESTION], home=tmp_path)
     assert "Paris" in ran.stdout
     assert "Model metadata" not in ran.stderr
+
+
+@CODEX
+def test_what_codex_writes_itself_stays(engine: Engine, home: Path, where: str) -> None:
+    """It puts a new table where its TOML writer does: before the comment that ends our block."""
+    codex = program(where, ".bin/codex")
+    config = home / ".codex/config.toml"
+    engine.inside([*codex, "mcp", "add", "mine", "--", "echo", "hi"], home=home)
+    target = clients.endpoint("ds4", "ds4 on spark1", f"http://127.0.0.1:{PORT}", CONTEXT)
+    clients.configure(str(home), "home", "ds4", target, default=True)
+    assert "mine" in engine.inside([*codex, "mcp", "list"], home=home).stdout
+    assert "ds4" in tomllib.loads(config.read_text())["model_providers"]
+    clients.configure(str(home), "home", "ds4", None)
+    assert tomllib.loads(config.read_text()) == {
+        "model": "gpt-x",
+        "tui": {"notifications": False},
+        "mcp_servers": {"mine": {"command": "echo", "args": ["hi"]}},
+    }
 
 
 def test_codex_runs_from_the_folder_on_the_controller(engine: Engine, tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.testing import patch_module_args
 
 from ds4 import clients
 from ds4.catalogue import FALLBACK_INSTRUCTIONS, catalogue_text
 from ds4.errors import Ds4Error
+from plugins.modules import ds4_client_config
 
 MODELS = {
     "object": "list",
@@ -321,6 +323,122 @@ def test_a_linked_dotfile_stays_a_link(tmp_path: Path) -> None:
     assert "[model_providers.ds4]" in (dotfiles / "config.toml").read_text()
     configure(home, None, backup=False)
     assert (dotfiles / "config.toml").read_text() == USER_TOML
+
+
+def test_what_codex_adds_to_its_file_stays_when_we_come_again_and_when_we_go(tmp_path: Path) -> None:
+    theirs(tmp_path)
+    path = tmp_path / ".codex/config.toml"
+    added = '\n[mcp_servers.mine]\ncommand = "echo"\n'
+    end = "# <<< ds4-fleet ds4\n"
+    configure(tmp_path, endpoint(), default=True)
+    text = path.read_text()
+    assert text.endswith(end)
+    path.write_text(text[: -len(end)] + added + end)  # where its writer puts a new table
+    configure(tmp_path, endpoint(context=65536), default=True)
+    assert added in path.read_text()
+    configure(tmp_path, None)
+    assert path.read_text() == USER_TOML + added
+
+
+def test_what_is_added_to_our_provider_stays_while_the_provider_does(tmp_path: Path) -> None:
+    configure(tmp_path, endpoint(), clients=["codex"])
+    path = tmp_path / ".codex/config.toml"
+    touched = path.read_text().replace("# <<<", "request_max_retries = 5\n# <<<")
+    path.write_text(touched)
+    assert configure(tmp_path, endpoint(), clients=["codex"])["changed"] is False
+    gone = configure(tmp_path, None)
+    assert [Path(copy).read_text() for copy in gone["backups"]] == [touched]
+
+
+SECRET = "sk-very-secret"
+
+
+def with_secrets(root: Path) -> None:
+    files = {
+        ".codex/config.toml": f'''model = "{SECRET}"\n[model_providers.ds4]\nenv = {{key = "{SECRET}"}}\n[mcp.env]\nPAT = "{SECRET}"\n''',
+        ".config/opencode/opencode.json": json.dumps(
+            {"provider": {"ds4": {"options": {"apiKey": SECRET}}, "mine": {"options": {"apiKey": SECRET}}}}
+        ),
+        ".pi/agent/models.json": json.dumps({"providers": {"mine": {"apiKey": SECRET}}}, indent=1),
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+        (root / name).chmod(0o600)
+
+
+def test_a_secret_of_the_user_s_is_in_no_diff_and_in_no_readable_file(tmp_path: Path) -> None:
+    with_secrets(tmp_path)
+    for target in (endpoint(), endpoint(context=4096), None):
+        result = configure(tmp_path, target, default=True)
+        assert SECRET not in json.dumps(result)
+        for path in tmp_path.rglob("*"):
+            if path.is_file() and SECRET in path.read_text():
+                assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_the_diff_shows_our_values_and_the_names_of_what_they_replace(tmp_path: Path) -> None:
+    with_secrets(tmp_path)
+    shown = {Path(item["after_header"]).name: item for item in configure(tmp_path, endpoint(), default=True)["diff"]}
+    assert '# ds4-fleet ds4 put aside: model = "…"\n' in shown["config.toml"]["after"]
+    assert 'base_url = "http://10.0.0.5:8000/v1"\n' in shown["config.toml"]["after"]
+    assert "PAT" not in shown["config.toml"]["after"]
+    assert '"apiKey": "…"' in shown["opencode.json"]["before"]
+    assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS=262144" in shown["claude-ds4"]["after"]
+
+
+def test_permissions_that_were_lost_come_back(tmp_path: Path) -> None:
+    configure(tmp_path, endpoint())
+    for name, mode in ((".local/bin/claude-ds4", 0o755), (".config/ds4-fleet/clients-ds4.json", 0o600)):
+        path = tmp_path / name
+        path.chmod(0o644)
+        result = configure(tmp_path, endpoint())
+        assert [item["after_header"] for item in result["diff"]] == [f"{path} (mode {mode:04o})"]
+        assert path.stat().st_mode & 0o777 == mode
+        assert configure(tmp_path, endpoint())["changed"] is False
+
+
+def test_a_lost_record_does_not_make_ours_the_user_s(tmp_path: Path) -> None:
+    configure(tmp_path, endpoint(), clients=["opencode", "pi"], default=True)
+    (tmp_path / ".config/ds4-fleet/clients-ds4.json").unlink()
+    configure(tmp_path, endpoint(context=4096), clients=["opencode", "pi"], default=True)
+    configure(tmp_path, None)
+    left = "\n".join(text for name, text in tree(tmp_path).items() if ".before-ds4-" not in name)
+    assert "ds4" not in left
+
+
+def test_line_ends_stay_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / ".codex/config.toml"
+    path.parent.mkdir()
+    path.write_bytes(b'model = "x"\r\n')
+    configure(tmp_path, endpoint(), clients=["codex"], default=True)
+    configure(tmp_path, None)
+    assert path.read_bytes() == b'model = "x"\r\n'
+
+
+def test_a_file_in_another_encoding_is_refused_and_left(tmp_path: Path) -> None:
+    path = tmp_path / ".codex/config.toml"
+    path.parent.mkdir()
+    path.write_bytes(b"# caf\xe9\n")
+    with pytest.raises(Ds4Error, match=r"config.toml cannot be read.*Required: UTF-8"):
+        configure(tmp_path, endpoint())
+    assert path.read_bytes() == b"# caf\xe9\n"
+
+
+def test_the_module_gives_a_diff_only_when_it_is_asked_for_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for asked in (False, True):
+        arguments = {
+            "root": str(tmp_path / str(asked)),
+            "url": "http://h:8000",
+            "context": 4096,
+            "_ansible_diff": asked,
+            "_ansible_remote_tmp": str(tmp_path),
+        }
+        with patch_module_args(arguments), pytest.raises(SystemExit):
+            ds4_client_config.main()
+        assert ("diff" in json.loads(capsys.readouterr().out)) is asked
 
 
 @pytest.mark.parametrize("name", [".local/bin/claude-ds4", ".codex/ds4.config.toml", ".codex/ds4-models.json"])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ds4.errors import Ds4Error
-from ds4.splice import json_get, json_remove, json_set, toml_merge, toml_strip
+from ds4.splice import Claim, Stripped, json_get, json_remove, json_set, toml_merge, toml_strip
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -136,6 +136,14 @@ def _without_empty(content: dict[str, Any], key: list[str]) -> dict[str, Any]:
 TABLE = ("model_providers", "ds4")
 VALUES = {"name": 'ds4 on "spark" #1', "base_url": "http://h:8000/v1", "stream_idle_timeout_ms": 1000000, "on": True}
 TOP = {"model": "deepseek-v4-flash", "model_provider": "ds4"}
+OURS = Claim(frozenset(TOP), TABLE, frozenset(VALUES))
+
+
+def strip(text: str, name: str = "ds4") -> str:
+    stripped = toml_strip(text, name, OURS._replace(table=("model_providers", name)))
+    assert stripped.added == ""
+    return stripped.text
+
 
 USER = '''\
 # my settings
@@ -180,26 +188,76 @@ def test_our_table_and_top_keys_join_what_is_there() -> None:
 def test_what_was_put_aside_comes_back() -> None:
     for top in (TOP, {}):
         merged = toml_merge(USER, "ds4", top, TABLE, VALUES)
-        assert toml_strip(merged, "ds4") == USER + "\n"
-        assert toml_strip(merged, "other") == merged
+        assert strip(merged) == USER + "\n"
+        assert strip(merged, "other") == merged
 
 
 def test_merging_twice_changes_nothing() -> None:
     once = toml_merge(USER, "ds4", TOP, TABLE, VALUES)
-    assert toml_merge(toml_strip(once, "ds4"), "ds4", TOP, TABLE, VALUES) == once
+    assert toml_merge(strip(once), "ds4", TOP, TABLE, VALUES) == once
 
 
 def test_an_empty_file_gets_ours_alone() -> None:
     merged = toml_merge("", "ds4", {}, TABLE, {"name": "x"})
     assert merged.splitlines()[1:3] == ["[model_providers.ds4]", 'name = "x"']
-    assert toml_strip(merged, "ds4") == ""
+    assert strip(merged) == ""
 
 
 def test_two_providers_live_side_by_side() -> None:
     one = toml_merge("a = 1\n", "ds4", {}, TABLE, VALUES)
     two = toml_merge(one, "ds4-b", {}, ("model_providers", "ds4-b"), VALUES)
-    assert toml_strip(toml_strip(two, "ds4-b"), "ds4") == "a = 1\n"
-    assert toml_strip(toml_strip(two, "ds4"), "ds4-b") == "a = 1\n"
+    assert strip(strip(two, "ds4-b")) == "a = 1\n"
+    assert strip(strip(two), "ds4-b") == "a = 1\n"
+
+
+END = "# <<< ds4-fleet ds4\n"
+THEIRS = '\n[mcp_servers.mine]\ncommand = "echo"\nargs = ["hi"]\n'
+
+
+def test_a_table_that_codex_puts_before_our_end_marker_is_the_user_s() -> None:
+    """Its writer takes our markers for comments: a new table goes before the one at the end of the file."""
+    merged = toml_merge(USER, "ds4", TOP, TABLE, VALUES)
+    touched = merged[: merged.rindex(END)] + THEIRS + END
+    assert strip(touched) == USER + "\n" + THEIRS
+    again = toml_merge(strip(touched), "ds4", TOP, TABLE, VALUES)
+    assert strip(again) == USER + "\n" + THEIRS
+
+
+def test_a_top_level_key_among_ours_is_the_user_s() -> None:
+    merged = toml_merge("[tui]\n", "ds4", TOP, TABLE, VALUES)
+    touched = merged.replace(END, 'model_reasoning_effort = "high"\n' + END, 1)
+    assert strip(touched) == 'model_reasoning_effort = "high"\n[tui]\n'
+
+
+def test_a_lost_end_marker_takes_nothing_with_it() -> None:
+    merged = toml_merge("[tui]\nx = 1\n", "ds4", TOP, TABLE, VALUES)
+    assert strip(merged.replace(END, "") + "[mine]\nmodel = 2\n") == "[tui]\nx = 1\n[mine]\nmodel = 2\n"
+    assert strip(merged.replace(END, "", 1)) == "[tui]\nx = 1\n"
+
+
+def test_what_the_user_adds_to_our_table_stays_in_it() -> None:
+    merged = toml_merge("a = 1\n", "ds4", {}, TABLE, VALUES)
+    headers = '[model_providers.ds4.http_headers]\nX = "1"\n'
+    touched = merged.replace(END, "request_max_retries = 5\n" + END) + headers
+    stripped = toml_strip(touched, "ds4", OURS)
+    assert stripped == Stripped("a = 1\n", "request_max_retries = 5\n" + headers)
+    again = toml_merge(stripped.text, "ds4", {}, TABLE, VALUES, added=stripped.added)
+    assert again == merged.replace(END, "request_max_retries = 5\n" + headers + END)
+    assert toml_strip(again, "ds4", OURS) == stripped
+
+
+@pytest.mark.parametrize("odd", ["\u2028", "\u0085", "\x0c", "\x1c", "\v"])
+def test_only_a_newline_ends_a_line(odd: str) -> None:
+    user = f'# a{odd}b\nmodel = "x"\n\n[tui]\ntheme = "d"\n'
+    merged = toml_merge(user, "ds4", TOP, TABLE, VALUES)
+    assert '# ds4-fleet ds4 put aside: model = "x"\n' in merged
+    assert f"# a{odd}b\n" in merged
+    assert strip(merged) == user
+
+
+def test_line_ends_of_windows_stay() -> None:
+    user = 'model = "x"\r\n[tui]\r\ntheme = "d"\r\n'
+    assert strip(toml_merge(user, "ds4", TOP, TABLE, VALUES)) == user
 
 
 @pytest.mark.parametrize(
@@ -225,7 +283,7 @@ def test_what_is_no_toml_is_refused_not_overwritten(text: str) -> None:
     except Ds4Error as error:
         assert "/f cannot be read" in str(error)
     else:  # a slip that cannot hide ours: it stays, byte for byte
-        assert toml_strip(merged, "ds4").rstrip("\n") == text.rstrip("\n")
+        assert strip(merged).rstrip("\n") == text.rstrip("\n")
 
 
 if sys.version_info >= (3, 11):
@@ -254,8 +312,13 @@ if sys.version_info >= (3, 11):
             unique_by=lambda part: part[0],
         ),
         st.booleans(),
+        st.sampled_from(
+            ["", "[mine]\nx = 1\n", '\n[mine]\nmodel = "m"\n\n[mine.deep]\nname = """\n[t]\n"""\n', "# a note\n"]
+        ),
     )
-    def test_any_toml_keeps_all_else(parts: list[tuple[str, list[tuple[str, str]]]], default: bool) -> None:
+    def test_any_toml_keeps_all_else(
+        parts: list[tuple[str, list[tuple[str, str]]]], default: bool, theirs: str
+    ) -> None:
         text = "".join(f"{header}\n" + "".join(f"{key} = {value}\n" for key, value in pairs) for header, pairs in parts)
         try:
             before = tomllib.loads(text)
@@ -268,5 +331,8 @@ if sys.version_info >= (3, 11):
             expected.update(TOP)
         expected.setdefault("model_providers", {})["ds4"] = VALUES
         assert read == expected
-        assert toml_strip(merged, "ds4") == text
-        assert tomllib.loads(toml_strip(merged, "ds4")) == before
+        assert strip(merged) == text
+        assert tomllib.loads(strip(merged)) == before
+        touched = merged[: merged.rindex(END)] + theirs + END  # as Codex' own writer does
+        assert strip(touched) == text + theirs
+        assert strip(touched.replace(END, "")) == text + theirs

@@ -9,6 +9,7 @@ files), Claude Code 2.1.332 (``CLAUDE_CODE_MAX_CONTEXT_TOKENS``), Pi 1.6.0, open
 from __future__ import annotations
 
 import copy
+import difflib
 import json
 import os
 import re
@@ -20,8 +21,8 @@ from typing import Any, NamedTuple, Optional
 
 from .catalogue import MODEL_ID, catalogue_text, limits
 from .errors import Ds4Error
-from .files import MARKER_LINE, digest, read_json, read_text, write_atomic
-from .splice import json_get, json_remove, json_set, toml_merge, toml_strip
+from .files import MARKER_LINE, digest, read_json, write_atomic
+from .splice import Claim, json_get, json_remove, json_set, toml_merge, toml_strip
 
 CLIENTS = ("codex", "claude", "opencode", "pi")
 TOKEN = "dsv4-local"  # noqa: S105  the engine has no authentication; clients insist on some word
@@ -310,8 +311,15 @@ class Change(NamedTuple):
     path: str
     before: Optional[str]
     after: Optional[str]
-    mode: Optional[int]
+    mode: Optional[int]  # None keeps the one it has
     users: bool  # it holds what a user wrote, so it is backed up
+    whole: bool = False  # it is ours altogether and may be shown
+
+    def needed(self) -> bool:
+        """Whether the file differs, in its text or in its permissions."""
+        if self.before is None or self.after is None or self.mode is None:
+            return self.before != self.after
+        return self.before != self.after or os.stat(self.path).st_mode & 0o777 != self.mode
 
 
 def plan(root: str, wanted: Sequence[Any], provider: str, layout: Layout) -> tuple[list[Change], dict[str, Any]]:
@@ -321,8 +329,8 @@ def plan(root: str, wanted: Sequence[Any], provider: str, layout: Layout) -> tup
         Ds4Error: a file cannot be merged without losing something of its user's.
     """
     record_path = os.path.join(root, layout.record % provider)
-    old: dict[str, Any] = read_json(record_path) or {"whole": {}, "json": {}, "toml": [], "created": []}
-    new: dict[str, Any] = {"schema": 1, "whole": {}, "json": {}, "toml": [], "created": []}
+    old: dict[str, Any] = read_json(record_path) or {"whole": {}, "json": {}, "toml": {}, "created": []}
+    new: dict[str, Any] = {"schema": 1, "whole": {}, "json": {}, "toml": {}, "created": []}
     changes: list[Change] = []
     by_path = {piece.path: piece for piece in wanted}
 
@@ -333,21 +341,29 @@ def plan(root: str, wanted: Sequence[Any], provider: str, layout: Layout) -> tup
             new["whole"][path] = digest(piece.text)
     for path in sorted(set(old["whole"]) - set(new["whole"])):
         full = os.path.join(root, path)
-        changes.append(Change(full, _current(full), None, None, False))
+        changes.append(Change(full, _current(full), None, None, False, whole=True))
 
     for path in sorted(set(old["toml"]) | {path for path, piece in by_path.items() if isinstance(piece, Toml)}):
         full = os.path.join(root, path)
         before = _current(full)
-        stripped = toml_strip(before or "", provider)
         item = by_path.get(path)
+        written = old["toml"].get(path, {"top": [], "table": [], "keys": []})
+        if item is not None:
+            new["toml"][path] = {"top": list(item.top), "table": list(item.table), "keys": list(item.values)}
+        now = new["toml"].get(path, written)
+        claim = Claim(
+            frozenset(written["top"]) | frozenset(now["top"]),
+            tuple(now["table"]),
+            frozenset(written["keys"]) | frozenset(now["keys"]),
+        )
+        stripped, added = toml_strip(before or "", provider, claim, full)
         created = before is None or path in old["created"]
         if item is None:
             after: Optional[str] = None if created and not stripped.strip() else stripped
         else:
-            after = toml_merge(stripped, provider, dict(item.top), item.table, dict(item.values), full)
-            new["toml"].append(path)
+            after = toml_merge(stripped, provider, dict(item.top), item.table, dict(item.values), full, added)
             new["created"] += [path] if created else []
-        changes.append(Change(full, before, after, None, bool(stripped.strip())))
+        changes.append(Change(full, before, after, None, bool(stripped.strip() or added)))
 
     for path in sorted(set(old["json"]) | {path for path, piece in by_path.items() if isinstance(piece, Json)}):
         full = os.path.join(root, path)
@@ -364,12 +380,25 @@ def plan(root: str, wanted: Sequence[Any], provider: str, layout: Layout) -> tup
 
     empty = not (new["whole"] or new["toml"] or new["json"])
     record = None if empty else json.dumps(new, indent=2, sort_keys=True) + "\n"
-    changes.append(Change(record_path, _current(record_path), record, 0o644, False))
-    return [change for change in changes if change.before != change.after], new
+    # It keeps what keys of ours replaced, and that may be a key to somebody else's service.
+    changes.append(Change(record_path, _current(record_path), record, 0o600, False))
+    return [change for change in changes if change.needed()], new
 
 
 def _current(path: str) -> Optional[str]:
-    return read_text(path) if os.path.exists(path) else None
+    """Text of a file, its line ends as they are."""
+    if not os.path.exists(path):
+        return None
+    try:
+        with open(path, encoding="utf-8", newline="") as stream:
+            return stream.read()
+    except UnicodeDecodeError as error:
+        raise Ds4Error(
+            f"{path} cannot be read",
+            found=str(error),
+            required="UTF-8",
+            cure="correct the file, or move it away so that a new one can be written",
+        ) from None
 
 
 def _whole(path: str, piece: Whole, recorded: bool) -> Change:
@@ -380,7 +409,7 @@ def _whole(path: str, piece: Whole, recorded: bool) -> Change:
             found="no marker of ds4-fleet in it",
             cure="move it away, or choose another agent_clients_provider",
         )
-    return Change(path, before, piece.text, piece.mode, False)
+    return Change(path, before, piece.text, piece.mode, False, whole=True)
 
 
 def _merge_json(
@@ -407,12 +436,19 @@ def _merge_json(
             note = dict(earlier[key])
         elif found and key[0] == "$schema":
             continue  # the user's own, whatever it says
-        elif found:
+        elif found and not _looks_ours(current, value):
             note["replaced"] = copy.deepcopy(current)
         if not found or current != value:
             text = json_set(text, key, value, path)
         kept.append(note)
     return text, kept
+
+
+def _looks_ours(current: Any, value: Any) -> bool:
+    """Whether an unrecorded value is one that we wrote, so that a lost record does not make it the user's."""
+    if isinstance(current, dict) and TOKEN in (current.get("apiKey"), (current.get("options") or {}).get("apiKey")):
+        return True
+    return bool(current == value)
 
 
 def apply(stays: str, changes: Sequence[Change], *, backup: bool = True, now: Optional[float] = None) -> list[str]:
@@ -464,7 +500,7 @@ def configure(
     """Bring the clients' files below ``root`` to what is wanted; ``target`` None removes everything of ours.
 
     Returns:
-        ``changed``, ``files`` (paths of ours), ``backups``, ``diff`` (before and after per file).
+        ``changed``, ``files`` (paths of ours), ``backups``, ``diff`` (what changes in each file).
     """
     places = LAYOUTS[layout]
     root = os.path.abspath(os.path.expanduser(root))
@@ -477,13 +513,55 @@ def configure(
         "changed": bool(changes),
         "files": [os.path.join(root, path) for path in files],
         "backups": backups,
-        "diff": [
-            {
-                "before_header": change.path,
-                "after_header": change.path,
-                "before": change.before or "",
-                "after": change.after or "",
-            }
-            for change in changes
-        ],
+        "diff": [_shown(change, _words(wanted)) for change in changes],
     }
+
+
+def _words(wanted: Sequence[Any]) -> frozenset[str]:
+    """Every text value of ours."""
+    found: set[str] = set()
+    rest: list[Any] = [
+        [item.top, item.values] if isinstance(item, Toml) else item.keys
+        for item in wanted
+        if not isinstance(item, Whole)
+    ]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, Mapping):
+            rest += value.values()
+        elif isinstance(value, list):
+            rest += value
+        elif isinstance(value, str):
+            found.add(value)
+    return frozenset(found)
+
+
+def _shown(change: Change, ours: frozenset[str]) -> dict[str, str]:
+    """Before and after as they may be shown. Of a file with somebody else's text: the lines that change, and no value but ours."""
+    before, after = change.before or "", change.after or ""
+    if not change.whole:
+        old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+        steps = [
+            step for step in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if step[0] != "equal"
+        ]
+        before = "".join(_veiled(line, ours) for _, first, last, _, _ in steps for line in old[first:last])
+        after = "".join(_veiled(line, ours) for _, _, _, first, last in steps for line in new[first:last])
+    header = change.path
+    if change.mode is not None and change.before == change.after:
+        header += f" (mode {change.mode:04o})"
+    return {"before_header": change.path, "after_header": header, "before": before, "after": after}
+
+
+_LITERAL = re.compile(r"""("(?:[^"\\]|\\.)*"|'[^']*')(\s*[:=])?""")
+
+
+def _veiled(line: str, ours: frozenset[str]) -> str:
+    """A line with ``…`` for every text value that is not ours; names of keys stay."""
+
+    def veil(found: re.Match[str]) -> str:
+        literal = found.group(1)
+        if found.group(2) or literal[1:-1] in ours:
+            return found.group(0)
+        return f"{literal[0]}…{literal[0]}"
+
+    return _LITERAL.sub(veil, line)

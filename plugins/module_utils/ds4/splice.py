@@ -378,20 +378,64 @@ def _markers(name: str) -> tuple[str, str, str]:
     )
 
 
-def toml_strip(text: str, name: str) -> str:
-    """The text as its user wrote it: our blocks gone, and what we put aside back in its place."""
+class Claim(NamedTuple):
+    """What is ours in a TOML file: keys of its top level, and keys of one table."""
+
+    top: frozenset[str]
+    table: tuple[str, ...]
+    keys: frozenset[str]
+
+    def holds(self, statement: _Statement) -> bool:
+        """Whether a statement between our markers is ours. Other programs write between them too: to Codex they are comments."""
+        if statement.kind != "key":
+            return statement.kind == "table" and statement.key == self.table
+        return statement.key[:-1] == statement.table and (
+            (statement.table == () and statement.key[0] in self.top)
+            or (statement.table == self.table and statement.key[-1] in self.keys)
+        )
+
+
+class Stripped(NamedTuple):
+    """A TOML file without what is ours."""
+
+    text: str  # as its user wrote it
+    added: str  # what the user added to our table, without the table's header
+
+
+def _lines(text: str) -> list[str]:
+    """Lines as TOML counts them, with their ends: str.splitlines also splits at form feeds, U+2028 and the like."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
+def toml_strip(text: str, name: str, ours: Claim, path: str = "the file") -> Stripped:
+    """The text as its user wrote it: our statements gone, and what we put aside back in its place.
+
+    Only statements of ours go. Whatever else has come to stand between our markers stays, also when the closing one is lost.
+
+    Raises:
+        Ds4Error: a text with a block of ours is no TOML.
+    """
     begin, end, aside = _markers(name)
-    kept: list[str] = []
-    inside = False
-    for line in text.splitlines(keepends=True):
+    lines = _lines(text)
+    inside: list[bool] = []
+    for line in lines:
         bare = line.rstrip("\r\n")
-        if bare == begin:
-            inside = True
-        elif bare == end:
-            inside = False
-        elif not inside:
-            kept.append(line[len(aside) :] if line.startswith(aside) else line)
-    return "".join(kept)
+        inside.append((bare == begin or (bool(inside) and inside[-1])) and bare != end)
+    blocks = [statement for statement in _statements(text, path) if inside[statement.first]] if any(inside) else []
+    gone = {number for item in blocks if ours.holds(item) for number in range(item.first, item.last + 1)}
+    keys: list[str] = []
+    tables: list[str] = []
+    if any(item.kind == "table" and ours.holds(item) for item in blocks):
+        for item in _statements(text, path):
+            if item.table[: len(ours.table)] == ours.table and item.first not in gone:
+                (keys if item.table == ours.table else tables).extend(lines[item.first : item.last + 1])
+                gone.update(range(item.first, item.last + 1))
+    kept = [
+        line[len(aside) :] if line.startswith(aside) else line
+        for number, line in enumerate(lines)
+        if number not in gone and line.rstrip("\r\n") not in (begin, end)
+    ]
+    return Stripped("".join(kept), "".join(keys + tables))
 
 
 def _literal(value: Any) -> str:
@@ -405,8 +449,9 @@ def toml_merge(
     table: tuple[str, ...],
     values: Mapping[str, Any],
     path: str = "the file",
+    added: str = "",
 ) -> str:
-    """The user's text (without blocks of ours) with our top-level keys and our table.
+    """The user's text (without blocks of ours) with our top-level keys and our table, and in it what the user ``added``.
 
     What the user had under the same names is put aside as comments in its place, from where ``toml_strip`` brings it back.
 
@@ -414,7 +459,7 @@ def toml_merge(
         Ds4Error: the text is no TOML, or has the names in a form that cannot be put aside line by line.
     """
     begin, end, aside = _markers(name)
-    lines = text.splitlines(keepends=True)
+    lines = _lines(text)
     for statement in _statements(text, path):
         ours = statement.table[: len(table)] == table and statement.table != ()
         if statement.kind == "key" and not ours:
@@ -435,9 +480,10 @@ def toml_merge(
     if top:
         head = begin + "\n" + "".join(f"{key} = {_literal(value)}\n" for key, value in top.items()) + end + "\n"
     header = ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else _literal(part) for part in table)
-    tail = (
-        f"{begin}\n[{header}]\n" + "".join(f"{key} = {_literal(value)}\n" for key, value in values.items()) + end + "\n"
-    )
+    if added and not added.endswith("\n"):
+        added += "\n"
+    assignments = "".join(f"{key} = {_literal(value)}\n" for key, value in values.items())
+    tail = f"{begin}\n[{header}]\n{assignments}{added}{end}\n"
     if body and not body.endswith("\n"):
         body += "\n"
     return head + body + tail
