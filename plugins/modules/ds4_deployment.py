@@ -417,9 +417,8 @@ def judged(
     if record["to"] != manifest["id"]:  # somebody else's switch has ended: now ours
         return {"changed": True, **answer, "running": True, "transaction": None}
     if record["outcome"] == "proven":
-        lost = door.lost_settings(layout, manifest, record)
-        if lost:
-            module.warn("The engine that was taken over had settings that ours has not: " + ", ".join(lost))
+        for note in door.adopted(layout, manifest, record):
+            module.warn(note)
         text = f"{manifest['release']} serves as {manifest['id']}"
         if down is not None:
             text += f"; down {down:g} s"
@@ -429,13 +428,12 @@ def judged(
         return {"changed": False, "skipped_busy": True, **answer, "ds4_summary": told_so}
     failure = record["failure"] or {}
     serving = record["serving"]
-    now = (
-        f"deployment {serving} serves"
-        if serving not in ("", "foreign")
-        else "the old process serves"
-        if serving
-        else "NOTHING serves"
-    )
+    if serving == "foreign":
+        now = "the old process " + ("runs, but was not seen to answer" if record["outcome"] == "stopped" else "serves")
+    elif serving:
+        now = f"deployment {serving} serves"
+    else:
+        now = "no deployment serves" if record["outcome"] == "refused" else "NOTHING serves"
     message = f"{record['outcome'].upper()}: {record['message']} Now: {now}. Evidence on the host: {record['evidence']}"
     if failure.get("cure"):
         message += f" Cure: {failure['cure']}."

@@ -225,7 +225,10 @@ class FakeProcess:
     def __init__(self, pid: int) -> None:
         self.argv = ["/opt/ds4/builds/v0.6.5-addc0c4b/ds4-server", "--port", "8000"]
         self.executable = "/opt/ds4/builds/v0.6.5-addc0c4b/ds4-server"
-        self.values = {"DS4_DEPLOYMENT": identity()}
+        self.values = {
+            "DS4_DEPLOYMENT": identity(),
+            "DS4_CODEX_MODELS_FILE": f"/opt/ds4/deployments/{identity()}/codex-models.json",
+        }
 
     def environment(self, *names: str) -> dict[str, str]:
         return self.values
@@ -250,6 +253,11 @@ def test_a_host_that_serves_exactly_this_has_no_reason_to_switch(
         ("values", {}, "runs deployment unknown"),
         ("argv", ["/x/ds4-server", "--port", "9"], "command line of process 4711"),
         ("executable", "/x/ds4-server (deleted)", "binary was replaced"),
+        (
+            "values",
+            {"DS4_DEPLOYMENT": identity(), "DS4_CODEX_MODELS_FILE": "/x"},
+            "process 4711 was started with other values of DS4_CODEX_MODELS_FILE",
+        ),
     ],
 )
 def test_what_the_process_says_is_believed(
@@ -298,7 +306,7 @@ def test_a_missing_unit_is_a_reason(layout: Layout, monkeypatch: pytest.MonkeyPa
 # ------------------------------------------------------------------------------------------- files and old versions
 
 
-def real(tmp_path: Path, layout: Layout, name: str) -> dict[str, Any]:
+def real(tmp_path: Path, layout: Layout, name: str, user: str = "root") -> dict[str, Any]:
     """A staged deployment whose binary and weights really are on disk, verified."""
     build = tmp_path / "builds" / name
     build.mkdir(parents=True)
@@ -318,6 +326,7 @@ def real(tmp_path: Path, layout: Layout, name: str) -> dict[str, Any]:
     sha256 = store.file_digest(str(server))
     return store.stage(
         wanted(
+            user=user,
             release=name,
             build={**wanted().build, "id": name, "path": str(build), "binaries": {"ds4-server": {"sha256": sha256}}},
             weights={
@@ -349,6 +358,14 @@ def test_a_replaced_binary_a_lost_build_and_changed_weights_are_told(tmp_path: P
     assert "the build is gone" in store.problems(manifest)[0]
     Path(manifest["weights"]["files"]["base"]["path"]).write_bytes(b"GGUF" * 100)
     assert "changed since it was verified" in store.problems(manifest)[1]
+
+
+def test_weights_that_the_service_may_not_read_are_a_problem(tmp_path: Path, layout: Layout) -> None:
+    manifest = real(tmp_path, layout, "v1", user="nobody")
+    assert store.problems(manifest) == []
+    Path(manifest["weights"]["files"]["base"]["path"]).chmod(0o600)
+    assert store.problems(manifest) == ["base weights: base.gguf cannot be read by nobody"]
+    assert store.problems({**manifest, "service": {"user": "ds4-gone"}})[0].startswith("There is no user ds4-gone")
 
 
 def test_the_newest_proven_deployment_comes_first_and_once(layout: Layout) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import pwd
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ds4 import foreign
+from ds4 import foreign, probe
 from ds4.command import Ran
 from ds4.errors import Ds4Error
 from ds4.files import read_json, write_json
@@ -82,9 +83,129 @@ def test_cron_entries_that_start_an_engine_are_noted(monkeypatch: pytest.MonkeyP
     assert foreign.cron_lines("alice") == [("/var/spool/cron/crontabs/alice", "/home/a/.local/bin/ds4-serve")]
 
 
+# ---------------------------------------------------------------------------------------------------- who supervises
+
+
+class Proc:
+    """A process table in a folder: ``add(pid, parent, cgroup, command)``; ``show`` is what systemctl answers."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.show: dict[str, str] = {}
+        self.told: list[list[str]] = []
+        self.crontab: list[tuple[str, str]] = []
+        monkeypatch.setattr(foreign, "run", self.run)
+        monkeypatch.setattr(foreign, "cron_lines", lambda user: self.crontab)
+
+    def add(self, pid: int, parent: int, cgroup: str, command: str) -> Process:
+        place = self.folder / str(pid)
+        place.mkdir()
+        (place / "stat").write_text(f"{pid} (x) S {parent} {' '.join(['0'] * 17)} 77\n", encoding="utf-8")
+        (place / "status").write_text(f"Uid:\t{os.getuid()}\t0\t0\t0\n", encoding="utf-8")
+        (place / "cgroup").write_text(f"0::{cgroup}\n", encoding="utf-8")
+        (place / "cmdline").write_bytes(command.replace(" ", "\0").encode() + b"\0")
+        return Process(pid, proc=str(self.folder))
+
+    def run(self, argv: list[str], **options: Any) -> Ran:
+        self.told.append(argv)
+        return Ran(0, "".join(f"{name}={value}\n" for name, value in self.show.items()), "")
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
+    return Proc(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("main", [20, 21], ids=["the engine itself", "a wrapper that started it"])
+def test_a_system_unit_whose_program_it_is_or_came_from_supervises_it(proc: Proc, main: int) -> None:
+    proc.show = {"MainPID": str(main), "UnitFileState": "enabled", "Transient": "no"}
+    proc.add(21, 1, "/system.slice/my-llm.service", "/bin/sh /home/a/start-llm.sh")
+    engine = proc.add(20, 21, "/system.slice/my-llm.service", "ds4-server")
+    proc.add(22, 20, "/system.slice/my-llm.service/child", "nvidia-helper")
+    proc.add(30, 1, "/system.slice/other.service", "nginx")
+    assert foreign.supervisor(engine) == {"kind": "system", "unit": "my-llm.service", "enabled": True, "notes": []}
+
+
+def test_a_unit_of_a_user_is_asked_of_that_users_manager(proc: Proc) -> None:
+    proc.show = {"MainPID": "20", "UnitFileState": "disabled", "Transient": "no"}
+    uid = os.getuid()
+    engine = proc.add(20, 9, f"/user.slice/user-{uid}.slice/user@{uid}.service/app.slice/llm.service", "ds4-server")
+    found = foreign.supervisor(engine)
+    assert (found["kind"], found["unit"], found["enabled"]) == ("user", "llm.service", False)
+    assert proc.told[0][:6] == ["runuser", "-u", pwd.getpwuid(uid).pw_name, "--", "systemctl", "--user"]
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "show"),
+    [
+        ("/user.slice/user-1000.slice/session-3.scope", {"MainPID": "20"}),
+        ("/user.slice/user-1000.slice/user@1000.service/app.slice/terminal.scope", {"MainPID": "20"}),
+        ("/system.slice/cron.service", {"MainPID": "20"}),
+        ("/system.slice/run-u7.service", {"MainPID": "20", "Transient": "yes"}),
+        ("/system.slice/rc-local.service", {"MainPID": "0"}),  # it started something once and looks after nothing
+        ("/system.slice/ds4-tools.service", {"MainPID": "99"}),  # a path with ds4 in it says nothing
+        ("", {}),
+    ],
+)
+def test_who_starts_nothing_again_supervises_nothing(proc: Proc, cgroup: str, show: dict[str, str]) -> None:
+    proc.show, proc.crontab = show, [("/etc/crontab", "/opt/ds4-serve")]
+    found = foreign.supervisor(proc.add(20, 1, cgroup, "ds4-server"))
+    assert (found["kind"], found["unit"]) == ("none", "")
+    assert found["notes"] == ["/etc/crontab starts /opt/ds4-serve by itself"]
+
+
+def test_a_unit_that_runs_more_than_the_engine_is_never_stopped(proc: Proc) -> None:
+    proc.show = {"MainPID": "21", "UnitFileState": "enabled", "Transient": "no"}
+    proc.add(21, 1, "/system.slice/supervisord.service", "/usr/bin/supervisord")
+    engine = proc.add(20, 21, "/system.slice/supervisord.service", "ds4-server")
+    proc.add(23, 21, "/system.slice/supervisord.service", "/usr/bin/database")
+    with pytest.raises(
+        Ds4Error, match=r"not only it.*process 23 .*/usr/bin/database.*disable --now supervisord\.service"
+    ):
+        foreign.supervisor(engine)
+
+
+def test_a_process_that_maps_the_weights_is_found_before_the_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign, "ds4_processes", list)
+    monkeypatch.setattr(foreign, "lock_holders", list)
+    monkeypatch.setattr(foreign, "listeners", lambda ports: [])
+    path = tmp_path / "base.gguf"
+    path.write_bytes(b"GGUF" * 1024)
+    assert foreign.find(8000, "ds4.service", [str(path), ""]) == []
+    with open(path, "rb") as stream, mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ):
+        (found,) = foreign.find(8000, "ds4.service", [str(path), str(path)])
+    assert (found["pid"], found["engine"], found["why"]) == (os.getpid(), False, [f"maps {path}"])
+
+
+def test_one_just_like_the_remembered_process_counts_as_it(
+    tmp_path: Path, victim: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign, "ds4_processes", lambda: [{"pid": victim.pid}, {"pid": 2**22 + 1}])
+    argv = [sys.executable, "-c", "import time; time.sleep(60)"]
+    assert foreign.runs(remembered(tmp_path, victim, argv=argv, pid=1))
+    assert not foreign.runs(remembered(tmp_path, victim, argv=[*argv, ""]))
+    assert not foreign.runs(remembered(tmp_path, victim, argv=argv, uid=os.getuid() + 1))
+    assert not foreign.runs(str(tmp_path / "gone.json"))
+
+
+def test_what_runs_again_is_not_started_a_second_time(
+    tmp_path: Path, victim: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systemctl = FakeSystemctl(monkeypatch, victim)
+    monkeypatch.setattr(foreign, "runs", lambda path: True)
+    monkeypatch.setattr(probe, "is_ready", lambda host, port: True)
+    path = remembered(tmp_path, victim, host="127.0.0.1", port=8000, output=[])
+    assert "answers again" in foreign.start_again(path, 1)
+    assert [argv[:2] for argv in systemctl.told] == [["systemctl", "show"]]
+
+
 @pytest.fixture
 def victim(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], cwd=tmp_path)
+    while Process(process.pid).argv[:1] != [sys.executable]:  # until it was executed
+        time.sleep(0.01)
     yield process
     process.kill()
     process.wait()

@@ -166,10 +166,18 @@ def test_weights_changed_after_verification_close_the_gate(manifest: dict[str, A
     gate.check_weights(manifest)
     path = manifest["weights"]["files"]["base"]["path"]
     os.utime(path, (1, 1))
-    with pytest.raises(Ds4Error, match=r"not the verified ones.*base: base\.gguf changed since"):
+    with pytest.raises(Ds4Error, match=r"not the verified ones.*base weights: base\.gguf changed since"):
         gate.check_weights(manifest)
     os.unlink(path)
     with pytest.raises(Ds4Error, match="No such file"):
+        gate.check_weights(manifest)
+
+
+def test_weights_that_their_owner_closed_close_the_gate(manifest: dict[str, Any]) -> None:
+    manifest["service"]["user"] = "nobody"
+    gate.check_weights(manifest)
+    os.chmod(manifest["weights"]["files"]["base"]["path"], 0o600)
+    with pytest.raises(Ds4Error, match=r"base\.gguf cannot be read by nobody"):
         gate.check_weights(manifest)
 
 

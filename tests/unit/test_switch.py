@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
 import random
@@ -18,6 +19,7 @@ from ds4 import probe, switch
 from ds4.command import Ran
 from ds4.deployment import Layout
 from ds4.errors import Ds4Error
+from ds4.files import write_json
 from ds4.service import State
 from ds4.switch import Record, Switch
 
@@ -102,13 +104,15 @@ class FakeMachine(switch.Machine):
         self.fetch_fails = False
         self.refused_flag = ""
         self.keeps_memory = False
+        self.second_copy = False  # somebody maps the weights once the old engine is gone
         self.memory_late = 0  # gate calls that fail first
         self.ignores_sigterm = False
         self.immortal = False
         self.busy = 0.0
         self.others: list[dict[str, Any]] = []
-        self.foreign_runs = False
+        self.foreign_runs_ = False
         self.foreign_comes_back = True
+        self.foreign_is_old = False  # it answers, but has not all the interfaces that ours must have
         self.kill_at = -1  # count of observable actions after which the runner is killed
         self.actions = 0
         self.boots_late = False  # after a boot the unit's start is queued for a while
@@ -124,7 +128,7 @@ class FakeMachine(switch.Machine):
         """An action that changes the host: the runner may be killed right before it."""
         self.point(text)
         self.log.append(text)
-        engines = (1 if self.pid else 0) + (1 if self.foreign_runs else 0)
+        engines = (1 if self.pid else 0) + (1 if self.foreign_runs_ else 0)
         self.most_engines = max(self.most_engines, engines)
 
     # -- systemd
@@ -147,7 +151,7 @@ class FakeMachine(switch.Machine):
             self.clock += 1
             return Ran(0, "", "")  # executed, then dead: readiness finds it
         self.pid, self.process, self.free = self.actions + 100, self.unit, self.free - self.held
-        assert not self.foreign_runs, "two engines"
+        assert not self.foreign_runs_, "two engines"
         return Ran(0, "", "")
 
     def stop_unit(self) -> None:
@@ -194,11 +198,16 @@ class FakeMachine(switch.Machine):
 
     def pass_gate(self, manifest: Mapping[str, Any], wait_seconds: float) -> int:
         assert not self.pid, "the gate opens only when the process is gone"
-        if self.memory_late > 0:
+        if self.second_copy:
+            raise Ds4Error("Another engine is running; a second copy of the weights would not fit")
+        needed = manifest["memory_required_kib"]
+        if self.memory_late > 0 or self.free < needed:
             self.memory_late -= 1
-            raise Ds4Error("Not enough memory is available to load the engine")
-        if self.free < manifest["memory_required_kib"]:
-            raise Ds4Error("Not enough memory is available to load the engine", found=f"{self.free} KiB")
+            raise Ds4Error(
+                "Not enough memory is available to load the engine",
+                found=f"{self.free} KiB",
+                evidence={"mem_available_kib": self.free, "required_kib": needed},
+            )
         return self.free
 
     def wait_for_memory(self, manifest: Mapping[str, Any], wait_seconds: float) -> int:
@@ -238,33 +247,46 @@ class FakeMachine(switch.Machine):
         self.unit = manifest["id"]
 
     # -- somebody else's engine
-    def foreign(self, port: int) -> list[dict[str, Any]]:
-        return self.others if self.foreign_runs else []
+    def foreign(self, port: int, weights: list[str]) -> list[dict[str, Any]]:
+        assert weights[0] == "/w"
+        return self.others if self.foreign_runs_ else []
 
     def remember(self, others: list[dict[str, Any]], folder: str) -> str:
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, "adopted.json")
         Path(path).write_text(
-            json.dumps({"schema": 1, "pid": 4711, "host": "127.0.0.1", "port": 8000}), encoding="utf-8"
+            json.dumps({"schema": 1, "pid": 4711, "argv": [], "directory": "/", "host": "127.0.0.1", "port": 8000}),
+            encoding="utf-8",
         )
         return path
 
     def end(self, process: str, seconds: float) -> str:
-        if self.foreign_runs:
+        if self.foreign_runs_:
             self.act("end foreign")
-            self.foreign_runs = False
+            self.foreign_runs_ = False
             self.free += 0 if self.keeps_memory else self.held
+        self.log.append(f"foreign: {seconds:g} s")
         return "ended"
 
-    def start_again(self, process: str, seconds: float, policy: Mapping[str, Any]) -> str:
+    def foreign_runs(self, process: str) -> bool:
+        return self.foreign_runs_
+
+    def start_again(self, process: str, seconds: float) -> str:
         if not self.foreign_comes_back:
             raise Ds4Error("The process that served before could not be started again")
-        if not self.foreign_runs:
+        if not self.foreign_runs_:
             assert not self.pid, "two engines"
+            assert self.free >= self.held, "a blind start"
             self.act("start foreign")
-            self.foreign_runs = True
+            self.foreign_runs_ = True
             self.free -= self.held
-        return "serves again"
+        self.point("wait until it answers")
+        return "answers again"
+
+    def smoke_foreign(self, process: str, policy: Mapping[str, Any]) -> probe.Smoke:
+        assert self.foreign_runs_
+        ok = not self.foreign_is_old
+        return probe.Smoke(ok, [probe.Check("responses API", ok, "ok" if ok else "status 404")], 0.5, 0.2, {"ok": ok})
 
     # -- time
     def sleep(self, seconds: float) -> None:
@@ -283,7 +305,7 @@ class FakeMachine(switch.Machine):
     def reboot(self) -> None:
         """Everything is gone from memory; systemd starts the unit when it is enabled."""
         self.boot += "+"
-        self.pid, self.process, self.free, self.foreign_runs = 0, "", 120, False
+        self.pid, self.process, self.free, self.foreign_runs_ = 0, "", 120, False
         self.keeps_memory = self.immortal = False
         self.queued = 0
         if self.enabled and self.unit:
@@ -563,21 +585,17 @@ def test_waiting_for_requests_is_bounded(machine: FakeMachine) -> None:
 # ------------------------------------------------------------------------------------------ somebody else's engine
 
 
+def occupy(machine: FakeMachine) -> FakeMachine:
+    """Let somebody else's engine serve there."""
+    machine.foreign_runs_, machine.free, machine.most_engines = True, 20, 1
+    who = {"pid": 4711, "user": "alice", "program": "/home/alice/ds4-server", "unit": ""}
+    machine.others = [{**who, "why": ["listens"], "engine": True}]
+    return machine
+
+
 @pytest.fixture
 def occupied(layout: Layout) -> FakeMachine:
-    machine = FakeMachine(layout, serves="")
-    machine.foreign_runs, machine.free = True, 20
-    machine.others = [
-        {
-            "pid": 4711,
-            "user": "alice",
-            "program": "/home/alice/ds4-server",
-            "unit": "",
-            "why": ["listens"],
-            "engine": True,
-        }
-    ]
-    return machine
+    return occupy(FakeMachine(layout, serves=""))
 
 
 def test_a_foreign_engine_is_named_and_left_alone(occupied: FakeMachine) -> None:
@@ -585,19 +603,19 @@ def test_a_foreign_engine_is_named_and_left_alone(occupied: FakeMachine) -> None
     assert record.data["outcome"] == "refused"
     assert "process 4711 (alice, /home/alice/ds4-server" in record.data["message"]
     assert "engine_service_adopt: true" in record.data["message"]
-    assert occupied.foreign_runs
+    assert occupied.foreign_runs_
 
 
 def test_requests_of_a_foreign_engine_count_too(occupied: FakeMachine) -> None:
     occupied.busy = 2
     assert run(occupied, adopt=True, busy="skip").data["outcome"] == "skipped"
-    assert occupied.foreign_runs
+    assert occupied.foreign_runs_
 
 
 def test_a_foreign_engine_is_adopted_when_asked(occupied: FakeMachine) -> None:
     record = run(occupied, adopt=True)
     assert record.data["outcome"] == "proven"
-    assert not occupied.foreign_runs
+    assert not occupied.foreign_runs_
     assert record.data["from"]["kind"] == "foreign"
 
 
@@ -606,7 +624,7 @@ def test_a_failed_adoption_gives_the_very_process_back(occupied: FakeMachine) ->
     record = run(occupied, adopt=True)
     assert record.data["outcome"] == "returned"
     assert record.data["serving"] == "foreign"
-    assert occupied.foreign_runs
+    assert occupied.foreign_runs_
 
 
 def test_memory_that_an_adopted_process_does_not_give_back_means_reboot(occupied: FakeMachine) -> None:
@@ -614,7 +632,52 @@ def test_memory_that_an_adopted_process_does_not_give_back_means_reboot(occupied
     record = run(occupied, adopt=True)
     assert record.data["outcome"] == "stopped"
     assert "Reboot the host" in record.data["message"]
-    assert not occupied.foreign_runs
+    assert record.data["serving"] == ""
+
+
+def test_only_memory_that_stays_away_means_reboot(occupied: FakeMachine) -> None:
+    occupied.second_copy = True
+    record = run(occupied, adopt=True)
+    assert record.data["outcome"] == "stopped"
+    assert "Reboot" not in record.data["message"]
+
+
+@pytest.mark.parametrize(("busy", "limit"), [("wait", LIMITS["stop_seconds"]), ("cut", LIMITS["cut_seconds"])])
+def test_an_adopted_engine_gets_the_time_that_was_asked_for(occupied: FakeMachine, busy: str, limit: int) -> None:
+    occupied.busy = 1e9
+    record = run(occupied, adopt=True, busy=busy)
+    assert record.data["outcome"] == "proven"
+    assert f"foreign: {limit} s" in occupied.log
+    stop = next(step["text"] for step in record.data["steps"] if step["name"] == "stop")
+    assert "request(s) were running; 0 conversation file(s) were written" in stop
+
+
+def test_a_unit_of_ours_that_waits_for_its_restart_never_takes_the_lock(occupied: FakeMachine) -> None:
+    occupied.unit, occupied.queued = OLD, 99
+    assert run(occupied, adopt=True).data["outcome"] == "proven"
+
+
+def test_an_older_engine_that_comes_back_is_not_judged_by_what_it_never_had(occupied: FakeMachine) -> None:
+    occupied.dies, occupied.foreign_is_old = {NEW}, True
+    record = run(occupied, adopt=True)
+    assert (record.data["outcome"], record.data["serving"]) == ("returned", "foreign")
+    assert record.data["return_failure"]["step"] == "smoke again"
+    assert "runs again, as it was" in record.data["message"]
+    assert occupied.foreign_runs_
+
+
+def test_a_reboot_before_the_stop_tells_whether_the_foreign_engine_runs(occupied: FakeMachine) -> None:
+    occupied.kill_at = 1
+    switch.request(occupied.layout, NEW, {"adopt": True}, "test")
+    assert not one_run(occupied, occupied.layout)
+    record = switch.last_record(occupied.layout)
+    assert record is not None
+    record.update(stopped_at=None)
+    occupied.reboot()
+    assert one_run(occupied, occupied.layout)
+    record = switch.last_record(occupied.layout)
+    assert record is not None
+    assert (record.data["outcome"], record.data["serving"]) == ("refused", "")
 
 
 def test_a_failed_adoption_whose_process_does_not_come_back_says_so(occupied: FakeMachine) -> None:
@@ -645,22 +708,24 @@ def faults() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("fault", "how"), list(faults()))
-@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("before", ["ours", "nothing", "foreign"])
 def test_killed_at_every_point_it_ends_with_one_engine_or_an_honest_stop(
-    layout: Layout, fault: str, how: str, first: bool
+    layout: Layout, fault: str, how: str, before: str
 ) -> None:
     """The runner is killed before every single action in turn, once as by SIGKILL, once by a power loss."""
     for point in range(1, 14):
         for entry in Path(layout.state).glob("**/*"):
             if entry.is_file() or entry.is_symlink():
                 entry.unlink()
-        if not first:
+        machine = FakeMachine(layout, serves=OLD if before == "ours" else "")
+        if before == "ours":
             store.record_proven(layout, manifest(OLD, "v0.6.4"), None)
-        machine = FakeMachine(layout, serves="" if first else OLD)
+        if before == "foreign":
+            occupy(machine)
         if fault:
             getattr(machine, fault).add(NEW)
         machine.kill_at = point
-        switch.request(layout, NEW, {}, "test")
+        switch.request(layout, NEW, {"adopt": True}, "test")
         killed = not one_run(machine, layout)
         if killed:
             machine.boots_late = how == "late boot"
@@ -678,14 +743,16 @@ def test_killed_at_every_point_it_ends_with_one_engine_or_an_honest_stop(
             assert machine.running() == NEW
             assert not fault
         elif outcome in ("returned", "refused"):
-            assert machine.running() == ("" if first else OLD)
+            assert machine.running() == (OLD if before == "ours" else "")
+            assert machine.foreign_runs_ == (before == "foreign")
         else:
-            assert first, "where something was proven, something serves"
+            assert before == "nothing", "where something served, something serves"
             assert not machine.running()
             assert not machine.enabled
         for _look in range(9):
             machine.state()  # nothing that is still queued changes this
-        assert machine.running() == record.data["serving"] or outcome == "refused"
+        serves = "foreign" if machine.foreign_runs_ else machine.running()
+        assert serves == record.data["serving"] or outcome == "refused"
         if machine.running():
             assert machine.unit == machine.running()
         if not killed:  # it has fewer actions than that: every point was tried
@@ -805,6 +872,33 @@ def test_a_runner_that_systemd_may_yet_start_keeps_its_switch(
     with pytest.raises(Ds4Error, match="its switch stays open"):
         switch.attach_or_request(machine.layout, NEW, {}, "test")
     assert switch.open_record(machine.layout) is not None
+
+
+def test_a_disk_that_fills_up_after_the_stop_leaves_no_host_unserved(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old engine writes its conversations at the stop, to the file system where the records are."""
+    reserve = Path(switch.transactions(machine.layout), switch.RESERVE)
+
+    def full(path: str, value: Any, **options: Any) -> None:
+        if not machine.pid and reserve.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_json(path, value, **options)
+
+    monkeypatch.setattr(switch, "write_json", full)
+    assert run(machine).data["outcome"] == "proven"
+    assert not reserve.exists()
+
+
+def test_a_full_disk_is_found_before_anything_stops(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(Ds4Error, match=r"no room for the records.*No space left"):
+        switch.request(machine.layout, NEW, {}, "test")
+    assert switch.open_record(machine.layout) is None
+    assert os.listdir(switch.transactions(machine.layout)) == []
 
 
 def test_old_records_go_with_their_evidence_and_nothing_else(machine: FakeMachine) -> None:

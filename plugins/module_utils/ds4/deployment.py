@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from . import records, systemd_text
+from .accounts import account
 from .command import run
 from .errors import Ds4Error
 from .files import MARKER_LINE, digest, is_ours, link_atomic, mark, read_json, read_text, write_atomic, write_json
@@ -237,6 +238,11 @@ def _difference(
     return {name: before[name] for name in names}, {name: after[name] for name in names}
 
 
+def base_weights(manifest: Mapping[str, Any]) -> str:
+    """Path of the base weights: the engine maps them, and no second copy fits."""
+    return str(manifest["weights"]["files"].get("base", {}).get("path", ""))
+
+
 def command_line(manifest: Mapping[str, Any]) -> list[str]:
     """Program and arguments that the service's process must have."""
     return [manifest["build"]["server"], *manifest["args"]]
@@ -254,11 +260,20 @@ def problems(manifest: Mapping[str, Any], coming: frozenset[str] = frozenset()) 
         found.append(f"the build is gone ({build['server']})")
     elif build["sha256"] and file_digest(build["server"]) != build["sha256"]:
         found.append(f"{build['server']} is not the binary that was built (replaced by hand?)")
-    for role, entry in manifest["weights"]["files"].items():
-        problem = "" if entry["sha256"] in coming else records.quick_check(entry["path"], entry["sha256"])
-        if problem:
-            found.append(f"{role} weights: {problem}")
-    return found
+    return found + weights_problems(manifest, coming)
+
+
+def weights_problems(manifest: Mapping[str, Any], coming: frozenset[str] = frozenset()) -> list[str]:
+    """Why the service's account could not use the weights of a deployment, told by their records: no byte is read."""
+    try:
+        who = account(manifest["service"]["user"])
+    except Ds4Error as error:
+        return [str(error)]
+    return [
+        f"{role} weights: {problem}"
+        for role, entry in manifest["weights"]["files"].items()
+        if entry["sha256"] not in coming and (problem := records.quick_check(entry["path"], entry["sha256"], who))
+    ]
 
 
 def file_digest(path: str) -> str:
@@ -291,6 +306,8 @@ def drift(manifest: Mapping[str, Any], layout: Layout, state: State) -> list[str
             reasons.append(f"the process {state.pid} runs deployment {runs or 'unknown'}, wanted {wanted}")
         elif process.argv and not _same_command(process, manifest):
             reasons.append(f"the command line of process {state.pid} is not the deployment's")
+        elif others := _other_values(process, manifest["env"]):
+            reasons.append(f"process {state.pid} was started with other values of {', '.join(others)}")
         if process.executable.endswith(" (deleted)"):
             reasons.append("the running binary was replaced on disk")
     reasons += unit_drift(manifest, layout)
@@ -301,6 +318,12 @@ def _same_command(process: Process, manifest: Mapping[str, Any]) -> bool:
     """True when the process was started with the deployment's arguments (an interpreter may stand before them)."""
     wanted = list(manifest["args"])
     return not wanted or process.argv[-len(wanted) :] == wanted
+
+
+def _other_values(process: Process, wanted: Mapping[str, str]) -> list[str]:
+    """Names of variables that the process has otherwise than wanted; values are never shown."""
+    have = process.environment(*wanted)
+    return [name for name, value in wanted.items() if have.get(name) != value]
 
 
 def unit_drift(manifest: Mapping[str, Any], layout: Layout) -> list[str]:

@@ -313,7 +313,7 @@ def serving(layout: Layout) -> dict[str, Any]:
 
 def would_adopt(layout: Layout, manifest: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Somebody else's engine that a switch would take over, as text, and its settings that the deployment has not."""
-    others = foreign.find(manifest["service"]["port"], layout.unit)
+    others = foreign.find(manifest["service"]["port"], layout.unit, [store.base_weights(manifest)])
     lost = [
         text
         for other in others
@@ -323,9 +323,12 @@ def would_adopt(layout: Layout, manifest: Mapping[str, Any]) -> tuple[str, list[
     return foreign.describe(others), lost
 
 
-def lost_settings(layout: Layout, manifest: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
-    """Settings of an adopted process that the deployment does not have."""
+def adopted(layout: Layout, manifest: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
+    """What an operator should know about an engine that was taken over: settings it had, and who may start it again."""
     taken = record.get("from") or {}
     if taken.get("kind") != "foreign":
         return []
-    return foreign.lost_settings(foreign.read_record(taken["process"]), manifest)
+    theirs = foreign.read_record(taken["process"])
+    lost = foreign.lost_settings(theirs, manifest)
+    told = ["The engine that was taken over had settings that ours has not: " + ", ".join(lost)] if lost else []
+    return told + [f"Take it out, or a second engine comes up: {note}" for note in theirs["supervisor"]["notes"]]

@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import gate, probe
@@ -23,15 +23,18 @@ from .command import run
 from .errors import Ds4Error
 from .files import read_json, read_text, write_json
 from .host import ds4_processes, listeners, lock_holders
-from .process import Process
-from .service import Service
+from .process import Process, is_number
+from .service import mapping_pids, parse_show
 
 SERVER = "ds4-server"
 RECORD = "adopted.json"
 
 
-def find(port: int, unit: str) -> list[dict[str, Any]]:
+def find(port: int, unit: str, weights: Iterable[str] = ()) -> list[dict[str, Any]]:
     """Processes outside ``unit`` that hold what the engine needs: its port, its lock, or the weights in memory.
+
+    Args:
+        weights: files that nobody else may map, since the gate before the start would stay closed.
 
     Returns:
         One entry a process: ``{pid, started_ticks, user, program, unit, why[], engine}``; ``engine`` is True for a
@@ -57,6 +60,9 @@ def find(port: int, unit: str) -> list[dict[str, Any]]:
         note(listener["pid"], f"listens on port {port}")
     for holder in lock_holders():
         note(holder.pid, "holds the engine's lock")
+    for path in sorted(filter(None, set(weights))):
+        for pid in mapping_pids(path):
+            note(pid, f"maps {path}")
     return [found[pid] for pid in sorted(found)]
 
 
@@ -127,7 +133,7 @@ def remember(others: Sequence[Mapping[str, Any]], folder: str) -> str:
         "started_ticks": process.started_ticks,
         "user": process.user,
         "uid": process.uid,
-        "argv": process.argv,
+        "argv": _words(process.pid, "cmdline"),
         "executable": process.executable,
         "directory": process.cwd,
         "environment": _environment(process.pid),
@@ -144,10 +150,15 @@ def remember(others: Sequence[Mapping[str, Any]], folder: str) -> str:
     return path
 
 
+def _words(pid: int, name: str) -> list[str]:
+    """Command line or environment of a process to the byte, empty words and what is no UTF-8 included."""
+    with open(f"/proc/{pid}/{name}", "rb") as stream:
+        text = stream.read().decode(errors="surrogateescape")
+    return text.removesuffix("\0").split("\0")
+
+
 def _environment(pid: int) -> dict[str, str]:
-    with open(f"/proc/{pid}/environ", "rb") as stream:
-        items = stream.read().decode(errors="surrogateescape").split("\0")
-    return dict(item.split("=", 1) for item in items if "=" in item)
+    return dict(item.split("=", 1) for item in _words(pid, "environ") if "=" in item)
 
 
 def _umask(pid: int) -> int:
@@ -171,37 +182,57 @@ def _option(argv: Sequence[str], name: str) -> str:
 def supervisor(process: Process) -> dict[str, Any]:
     """Who would start it again: ``{kind: system|user|none, unit, enabled, notes[]}``.
 
-    A process inside cron.service or a session is nobody's service: its unit's own program is another one.
+    It is the service around the process, when that service's own program is the process or started it (a wrapper script).
+    Cron, a login, and a program that a service only left behind start nothing again.
+
+    Raises:
+        Ds4Error: the service runs other programs too, which would end with it.
     """
-    user_unit = re.search(r"/user@(\d+)\.service/(?:.*/)?([^/]+\.service)$", process.cgroup)
     notes = [f"{where} starts {what} by itself" for where, what in cron_lines(process.user)]
-    for kind, unit, prefix in (
-        ("user", user_unit.group(2) if user_unit else "", _user_systemctl(process.uid)),
-        ("system", process.unit, ["systemctl"]),
-    ):
-        if not unit.endswith(".service") or unit.startswith("user@"):
-            continue
-        shown = run(
-            [*prefix, "show", unit, "--property=MainPID,ExecStart,UnitFileState,Transient"], env=_user_bus(process.uid)
-        ).out
-        values = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
-        if values.get("Transient") == "yes":  # gone with its process: it could not be started again by name
-            continue
-        if values.get("MainPID") == str(process.pid) or "ds4" in values.get("ExecStart", ""):
-            return {"kind": kind, "unit": unit, "enabled": values.get("UnitFileState") == "enabled", "notes": notes}
-    return {"kind": "none", "unit": "", "enabled": False, "notes": notes}
+    nobody = {"kind": "none", "unit": "", "enabled": False, "notes": notes}
+    unit = process.manager
+    if not unit:
+        return nobody
+    kind = "user" if f"/user@{process.uid}.service/" in process.cgroup else "system"
+    prefix, env = _systemctl(kind, process.uid)
+    shown = run([*prefix, "show", unit, "--property=MainPID,UnitFileState,Transient"], env=env).out
+    values = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    main, lineage = int(values.get("MainPID") or 0), process.lineage()
+    # A transient unit is gone with its process: it could not be started again by name.
+    if main not in lineage or values.get("Transient") == "yes":
+        return nobody
+    others = _others_in(process, lineage, unit)
+    if others:
+        raise Ds4Error(
+            f"{unit} runs the engine, but not only it",
+            found="; ".join(f"process {other.pid} ({other.user}, {other.program})" for other in others),
+            required="a service that can be stopped without ending anything else",
+            cure=f"stop it yourself (systemctl {'--user ' if kind == 'user' else ''}disable --now {unit}), then run again",
+        )
+    return {"kind": kind, "unit": unit, "enabled": values.get("UnitFileState") == "enabled", "notes": notes}
 
 
-def _user_systemctl(uid: int) -> list[str]:
+def _others_in(process: Process, own: Sequence[int], unit: str) -> list[Process]:
+    """Processes of the service around an engine that neither started it nor were started by it."""
+    group = process.cgroup[: process.cgroup.rindex(unit) + len(unit)]
+    proc = os.path.dirname(process.directory)
+    inside = [
+        other
+        for other in (Process(int(name), proc=proc) for name in sorted(os.listdir(proc)) if is_number(name))
+        if f"{other.cgroup}/".startswith(f"{group}/")
+    ]
+    return [other for other in inside if other.pid not in own and process.pid not in other.lineage()]
+
+
+def _systemctl(kind: str, uid: int) -> tuple[list[str], dict[str, str]]:
+    """Command and environment to talk to the service manager that a ``kind`` of supervisor belongs to."""
+    if kind != "user":
+        return ["systemctl"], {}
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
-        return ["false"]
-    return ["runuser", "-u", name, "--", "systemctl", "--user"]
-
-
-def _user_bus(uid: int) -> dict[str, str]:
-    return {"XDG_RUNTIME_DIR": f"/run/user/{uid}"}
+        return ["false"], {}
+    return ["runuser", "-u", name, "--", "systemctl", "--user"], {"XDG_RUNTIME_DIR": f"/run/user/{uid}"}
 
 
 def cron_lines(user: str) -> list[tuple[str, str]]:
@@ -282,6 +313,7 @@ def end(path: str, seconds: float) -> str:
     """End exactly the remembered process, gracefully; SIGKILL past ``seconds``. May be repeated.
 
     A unit that ran it is stopped and disabled, also when the process has ended: its unit may have started another one.
+    Who else might start it again is told, since nobody's crontab is edited.
 
     Raises:
         Ds4Error: it does not end.
@@ -290,19 +322,19 @@ def end(path: str, seconds: float) -> str:
     begun = time.monotonic()
     boss = record["supervisor"]
     signals = [(signal.SIGTERM, seconds), (signal.SIGKILL, 30.0)]
-    instead = ""
+    notes = list(boss["notes"])
     if boss["kind"] != "none":
-        prefix = _user_systemctl(record["uid"]) if boss["kind"] == "user" else ["systemctl"]
-        run([*prefix, "disable", boss["unit"]], env=_user_bus(record["uid"]))
-        stop = run([*prefix, "stop", boss["unit"]], timeout_seconds=seconds, env=_user_bus(record["uid"]))
+        prefix, env = _systemctl(boss["kind"], record["uid"])
+        run([*prefix, "disable", boss["unit"]], env=env)
+        stop = run([*prefix, "stop", boss["unit"]], timeout_seconds=seconds, env=env)
         signals = signals[1:] if stop.timed_out else signals  # its SIGTERM was sent by the unit
-        instead = f"; {boss['unit']} was stopped and disabled"
+        notes.insert(0, f"{boss['unit']} was stopped and disabled")
     how = _end_process(record["pid"], record["started_ticks"], signals)
-    if how is None and not instead:
-        return "had ended by itself"
+    if how is None and boss["kind"] == "none":
+        return "; ".join(["had ended by itself", *notes])
     if how != "":
         took = time.monotonic() - begun
-        return f"process {record['pid']} of {record['user']} {how or 'ended'} after {took:.1f} s{instead}"
+        return "; ".join([f"process {record['pid']} of {record['user']} {how or 'ended'} after {took:.1f} s", *notes])
     raise Ds4Error(
         "The process that was to be taken over does not end, not even by SIGKILL",
         found=f"process {record['pid']} of {record['user']}",
@@ -332,37 +364,55 @@ def _end_process(pid: int, started_ticks: int, signals: Sequence[tuple[signal.Si
     return ""
 
 
-def start_again(path: str, ready_seconds: float, policy: Mapping[str, Any]) -> str:
-    """Start the remembered process again as it was, wait until it answers, and ask it the smoke questions.
+def runs(path: str) -> bool:
+    """True while the remembered process runs, or one just like it: ours, its unit's or cron's start of it."""
+    record = read_json(path)
+    if not isinstance(record, dict):
+        return False
+    for engine in ds4_processes():
+        try:
+            same = _words(engine["pid"], "cmdline") == record["argv"]
+        except OSError:  # it ended meanwhile
+            continue
+        if same and Process(engine["pid"]).uid == record["uid"]:
+            return True
+    return False
+
+
+def start_again(path: str, ready_seconds: float) -> str:
+    """Start the remembered process again as it was, unless it runs, and wait until it answers.
 
     Raises:
-        Ds4Error: it does not come back, or answers wrongly.
+        Ds4Error: it does not come back.
     """
     record = read_record(path)
-    gate.remove_stale_lock(record["user"])  # ours, since our engine ran in between
     boss = record["supervisor"]
-    user = boss["kind"] == "user"
-    if boss["kind"] != "none":
-        unit = boss["unit"]
-        prefix = _user_systemctl(record["uid"]) if user else ["systemctl"]
-        if boss["enabled"]:
-            run([*prefix, "enable", unit], env=_user_bus(record["uid"]))
-        ran = run([*prefix, "start", unit], timeout_seconds=120, env=_user_bus(record["uid"]))
-    else:
-        # A unit of its own, so that it outlives the switch; the environment goes through the record, not through argv.
-        unit = f"ds4-adopted-{record['pid']}.service"
-        library = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        argv = ["systemd-run", "--quiet", "--collect", f"--unit={unit}", f"--setenv=PYTHONPATH={library}"]
-        ran = run(
-            [*argv, "--property=LimitMEMLOCK=infinity", "/usr/bin/python3", "-B", "-m", "ds4.foreign", "exec", path]
-        )
-    if ran.rc != 0:
-        raise Ds4Error(
-            "The process that served before could not be started again", found=(ran.err or ran.out).strip()[:500]
-        )
+    unit = boss["unit"] or f"ds4-adopted-{record['pid']}.service"
+    prefix, env = _systemctl(boss["kind"], record["uid"])
+
+    def gone() -> bool:
+        shown = run([*prefix, "show", unit, "--property=ActiveState,SubState"], env=env).out
+        return parse_show(shown).dead and not runs(path)
+
+    if gone():
+        gate.remove_stale_lock(record["user"])  # ours, since our engine ran in between
+        if boss["kind"] != "none":
+            if boss["enabled"]:
+                run([*prefix, "enable", unit], env=env)
+            ran = run([*prefix, "start", unit], timeout_seconds=120, env=env)
+        else:
+            # A unit of its own, so that it outlives the switch; the environment goes through the record, not through argv.
+            library = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+            argv = ["systemd-run", "--quiet", "--collect", f"--unit={unit}", f"--setenv=PYTHONPATH={library}"]
+            again = ["/usr/bin/python3", "-B", "-m", "ds4.foreign", "exec", path]
+            ran = run([*argv, "--property=LimitMEMLOCK=infinity", *again])
+        if ran.rc != 0:
+            raise Ds4Error(
+                "The process that served before could not be started again", found=(ran.err or ran.out).strip()[:500]
+            )
     deadline = time.monotonic() + ready_seconds
     while not probe.is_ready(record["host"], record["port"]):
-        dead = not user and Service(unit).state().dead
+        dead = gone()
         if dead or time.monotonic() > deadline:
             raise Ds4Error(
                 "The process that served before was started again, but "
@@ -371,8 +421,14 @@ def start_again(path: str, ready_seconds: float, policy: Mapping[str, Any]) -> s
                 cure=f"start it by hand as {record['user']}: its command line is in {path}",
             )
         time.sleep(0.5)
+    return f"{record['user']}'s process answers again"
+
+
+def smoke(path: str, policy: Mapping[str, Any]) -> probe.Smoke:
+    """Ask the remembered process the smoke questions."""
+    record = read_record(path)
     wanted = policy["smoke"]
-    result = probe.smoke(
+    return probe.smoke(
         record["host"],
         record["port"],
         model=wanted["model"],
@@ -383,10 +439,6 @@ def start_again(path: str, ready_seconds: float, policy: Mapping[str, Any]) -> s
         forbidden_log=[],
         journal="",
     )
-    write_json(os.path.join(os.path.dirname(path), "smoke-again.json"), result.transcript)
-    if not result.ok:
-        raise Ds4Error("The process that served before answers wrongly", found="; ".join(result.failures)[:800])
-    return f"{record['user']}'s process serves again, {len(result.checks)} checks passed"
 
 
 def _last_words(record: Mapping[str, Any]) -> str:

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from . import records
 from .command import run, which
+from .deployment import base_weights, weights_problems
 from .errors import Ds4Error
 from .files import human_bytes, read_json
 from .host import ENGINE_LOCK, lock_holders
@@ -29,7 +29,7 @@ def refuse_second_copy(manifest: Mapping[str, Any]) -> None:
     Raises:
         Ds4Error: naming pid, user and program.
     """
-    base = manifest["weights"]["files"].get("base", {}).get("path", "")
+    base = base_weights(manifest)
     holders = {holder.pid: f"holds {ENGINE_LOCK}" for holder in lock_holders()}
     holders.update({pid: f"maps {base}" for pid in mapping_pids(base) if base})
     holders.pop(os.getpid(), None)
@@ -74,18 +74,14 @@ def check_weights(manifest: Mapping[str, Any]) -> None:
     """Every file of the deployment is the one that was verified, told by its record: no byte of it is read.
 
     Raises:
-        Ds4Error: a file is missing, or changed after it was verified.
+        Ds4Error: a file is missing, changed after it was verified, or closed to the service's account.
     """
-    found = [
-        f"{role}: {problem}"
-        for role, entry in manifest["weights"]["files"].items()
-        if (problem := records.quick_check(entry["path"], entry["sha256"]))
-    ]
+    found = weights_problems(manifest)
     if found:
         raise Ds4Error(
             "Weights of the deployment are not the verified ones",
             found="; ".join(found),
-            required="the files as they were verified",
+            required=f"the files as they were verified, readable by {manifest['service']['user']}",
             cure="run site.yml, which verifies them and fetches what is missing",
         )
 

@@ -92,6 +92,15 @@ class Process:
         fields = self._stat_fields
         return int(fields[1]) if len(fields) > 1 else 0
 
+    def lineage(self) -> list[int]:
+        """Its own pid, its parent's, and so on up to the first process."""
+        pids: list[int] = []
+        process = self
+        while process.pid > 0 and process.pid not in pids:
+            pids.append(process.pid)
+            process = Process(process.parent, proc=os.path.dirname(self.directory))
+        return pids
+
     @property
     def started_ticks(self) -> int:
         """Start time in clock ticks since boot: with the pid, the identity of a process."""

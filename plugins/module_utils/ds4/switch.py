@@ -40,6 +40,8 @@ SCHEMA = 1
 RUNNER = "ds4-switch.service"
 OPEN = "open"  # link to the record of the transaction in progress; the runner's unit has it as a condition
 JOURNAL_LINES = 100
+RESERVE = "reserve"  # file beside the records: room for what a switch writes when the disk fills up in the middle of it
+RESERVE_BYTES = 1 << 20
 
 
 class Machine:
@@ -124,8 +126,8 @@ class Machine:
     def activate(self, manifest: Mapping[str, Any]) -> None:
         store.activate(manifest, self.layout, self.service)
 
-    def foreign(self, port: int) -> list[dict[str, Any]]:
-        return foreign.find(port, self.layout.unit)
+    def foreign(self, port: int, weights: list[str]) -> list[dict[str, Any]]:
+        return foreign.find(port, self.layout.unit, weights)
 
     def remember(self, others: list[dict[str, Any]], folder: str) -> str:
         return foreign.remember(others, folder)
@@ -133,8 +135,15 @@ class Machine:
     def end(self, process: str, seconds: float) -> str:
         return foreign.end(process, seconds)
 
-    def start_again(self, process: str, seconds: float, policy: Mapping[str, Any]) -> str:
-        return foreign.start_again(process, seconds, policy)
+    def foreign_runs(self, process: str) -> bool:
+        """True while the remembered process, or one just like it, runs."""
+        return foreign.runs(process)
+
+    def start_again(self, process: str, seconds: float) -> str:
+        return foreign.start_again(process, seconds)
+
+    def smoke_foreign(self, process: str, policy: Mapping[str, Any]) -> probe.Smoke:
+        return foreign.smoke(process, policy)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -166,8 +175,14 @@ class Record:
         return cls(path, data) if isinstance(data, dict) and data.get("schema") == SCHEMA else None
 
     def update(self, **values: Any) -> None:
+        """Make progress durable; on a full disk, with the room that was kept for it."""
         self.data.update(values)
-        write_json(self.path, self.data)
+        try:
+            write_json(self.path, self.data)
+        except OSError:
+            if not _give_up_reserve(os.path.dirname(self.path)):
+                raise
+            write_json(self.path, self.data)
 
     @property
     def closed(self) -> bool:
@@ -230,9 +245,39 @@ def request(layout: Layout, to: str, options: Mapping[str, Any], reason: str, *,
         "message": "",
         "evidence": os.path.join(layout.state, "evidence", name),
     }
+    _keep_reserve(folder)
     write_json(path, data)
     link_atomic(os.path.basename(path), os.path.join(folder, OPEN))
     return Record(path, data)
+
+
+def _keep_reserve(folder: str) -> None:
+    """Take the room that a switch needs before anything is stopped.
+
+    Raises:
+        Ds4Error: there is none.
+    """
+    path = os.path.join(folder, RESERVE)
+    try:
+        with open(path, "wb") as stream:
+            os.posix_fallocate(stream.fileno(), 0, RESERVE_BYTES)
+    except OSError as error:
+        _give_up_reserve(folder)
+        raise Ds4Error(
+            "There is no room for the records of a switch; nothing was stopped",
+            found=f"{folder}: {error.strerror}",
+            required=human_bytes(RESERVE_BYTES),
+            cure="free space on that file system, then run again",
+        ) from error
+
+
+def _give_up_reserve(folder: str) -> bool:
+    """True when the reserve was there."""
+    try:
+        os.unlink(os.path.join(folder, RESERVE))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def close(layout: Layout, record: Record, *, keep: int = 0, **values: Any) -> None:
@@ -242,6 +287,7 @@ def close(layout: Layout, record: Record, *, keep: int = 0, **values: Any) -> No
         os.unlink(os.path.join(transactions(layout), OPEN))
     except FileNotFoundError:
         pass
+    _give_up_reserve(transactions(layout))
     for old in _records(layout)[:-keep] if keep else []:
         evidence = old.data["evidence"]
         if os.path.dirname(evidence) == os.path.join(layout.state, "evidence"):
@@ -434,9 +480,9 @@ class Switch:
         return {"step": steps[-1]["name"] if steps else "", **error.result()["error"]}
 
     def _close(self, outcome: str, message: str) -> str:
-        state = self.machine.state()
-        serving = self.machine.running() if state.running else ""
-        if not serving and self._from().kind == "foreign" and outcome in ("returned", "refused", "skipped"):
+        serving = self.machine.running() if self.machine.state().running else ""
+        before = self._from()
+        if not serving and before.kind == "foreign" and self.machine.foreign_runs(before.process):
             serving = "foreign"
         close(
             self.layout,
@@ -512,7 +558,10 @@ class Switch:
         if self.record.data["from"]:
             return
         state = self.machine.state()
-        others = self.machine.foreign(wanted["service"]["port"])
+        served = self.layout.manifest(self.machine.running()) if state.running else None
+        others = self.machine.foreign(
+            wanted["service"]["port"], [store.base_weights(manifest) for manifest in (wanted, served) if manifest]
+        )
         if others and not self.record.data["options"].get("adopt"):
             raise foreign.refusal(others)
         if others:
@@ -591,8 +640,18 @@ class Switch:
             served = target.kind == "foreign" or self.machine.state().running
             self.record.update(stopped_at=self.machine.now(), served=served)
         if target.kind == "foreign":
-            return self.machine.end(target.process, self.limits["stop_seconds"])
+            return self._stop_foreign(target.process)
         return self._stop_unit(target.deployment)
+
+    def _stop_foreign(self, process: str) -> str:
+        # Ours too, should it wait for its next restart: it would take the lock that becomes free.
+        self.machine.service.stop(self.limits["stop_seconds"] + 60)
+        record = foreign.read_record(process)
+        kept_before = kv_files(record["argv"], record["directory"])
+        busy = self._requests()
+        cut = self.record.data["options"].get("busy") == "cut"
+        text = self.machine.end(process, self.limits["cut_seconds" if cut else "stop_seconds"])
+        return f"{text}; {_told(busy, kept_before, kv_files(record['argv'], record['directory']))}"
 
     def _stop_unit(self, deployment: str, *, failed: bool = False) -> str:
         """Stop the unit and wait until its process is gone.
@@ -607,8 +666,8 @@ class Switch:
             self.machine.service.stop(self.limits["stop_seconds"] + 60)
             return "was not running"
         ticks = self.machine.started_ticks(state.pid) if state.pid else 0
-        manifest = self.layout.manifest(deployment)
-        kept_before = kv_files(manifest)
+        arguments = (self.layout.manifest(deployment) or {}).get("args", [])
+        kept_before = kv_files(arguments)
         busy = 0 if failed else self._requests()
         begun = self.machine.monotonic()
         killed = failed
@@ -632,11 +691,8 @@ class Switch:
         if failed:
             return f"killed after {took:.1f} s"
         killed = killed or self.machine.state().result == "timeout"
-        written = {name for name, stamp in kv_files(manifest).items() if kept_before.get(name) != stamp}
-        return (
-            f"{'had to be killed' if killed else 'ended'} after {took:.1f} s with {busy} request(s) running; "
-            f"{len(written)} conversation file(s) were written"
-        )
+        how = "had to be killed" if killed else "ended"
+        return f"{how} after {took:.1f} s; {_told(busy, kept_before, kv_files(arguments))}"
 
     def _wait_gone(self, pid: int, ticks: int, seconds: float) -> bool:
         deadline = self.machine.monotonic() + seconds
@@ -710,7 +766,10 @@ class Switch:
             )
 
     def _smoke(self, wanted: Mapping[str, Any], name: str) -> str:
-        result = self.machine.smoke(wanted, self.policy)
+        return self._judge(self.machine.smoke(wanted, self.policy), name)
+
+    def _judge(self, result: probe.Smoke, name: str) -> str:
+        """Keep what was asked and answered; the first good answer ends the downtime."""
         os.makedirs(self.record.data["evidence"], mode=0o755, exist_ok=True)
         transcript = os.path.join(self.record.data["evidence"], f"{name}.json")
         write_json(transcript, result.transcript)
@@ -756,9 +815,10 @@ class Switch:
                 return self._close("stopped", f"{told}. {why}; the service is left stopped. Run again to go on.")
             if target.kind == "foreign":
                 new = self.layout.manifest(data["to"]) or {}
-                self._step("memory again", lambda: self._memory_for_foreign(new))
+                if not self.machine.foreign_runs(target.process):  # else an earlier life of this switch started it
+                    self._step("memory again", lambda: self._memory_for_foreign(new))
                 self._step("start again", lambda: self._start_foreign(target.process))
-                return self._close("returned", f"{told}. The process that served before serves again, as it was.")
+                return self._close("returned", f"{told}. {self._ask_foreign(target.process)}")
             old = self.layout.manifest(target.deployment) or {}
             # The unit first: should memory never come back, a reboot starts the proven deployment.
             self._step("activate again", lambda: self._activate(old))
@@ -770,8 +830,8 @@ class Switch:
             self._keep_journal("return")
             self.record.update(return_failure=self._failure(error))
             self.machine.service.stop(self.limits["stop_seconds"] + 60)
-            step = self.record.data["return_failure"]["step"]
-            advice = " Reboot the host: memory does not come back." if step in ("memory again", "stop again") else ""
+            lost = "required_kib" in error.evidence or self.record.data["return_failure"]["step"] == "stop again"
+            advice = " Reboot the host: memory does not come back." if lost else ""
             back = "Going back meets the same." if error.what == failure["what"] else f"Going back failed too: {error}"
             return self._close("stopped", f"{told}.{advice} {back} The service is left stopped.")
         return self._close("returned", f"{told}. Deployment {old['id']} ({old['release']}) serves again.")
@@ -781,7 +841,18 @@ class Switch:
         return f"{human_bytes(self.machine.wait_for_memory(new, self.limits['memory_seconds']) * 1024)} available"
 
     def _start_foreign(self, process: str) -> str:
-        return self.machine.start_again(process, self.limits["ready_seconds"], self.policy)
+        return self.machine.start_again(process, self.limits["ready_seconds"])
+
+    def _ask_foreign(self, process: str) -> str:
+        """It is back as it was. What it answers is told: it never had to pass our questions, so it stays either way."""
+        try:
+            self._step(
+                "smoke again", lambda: self._judge(self.machine.smoke_foreign(process, self.policy), "smoke-again")
+            )
+        except Ds4Error as error:
+            self.record.update(return_failure=self._failure(error))
+            return f"The process that served before runs again, as it was. Our questions: {error}"
+        return "The process that served before serves again, as it was."
 
     def _target(self) -> Target:
         """Where to go back to: what served, if it is whole; else the newest proven deployment that is."""
@@ -815,10 +886,16 @@ class Switch:
             stream.write(text)
 
 
-def kv_files(manifest: Mapping[str, Any] | None) -> dict[str, tuple[int, int]]:
-    """Kept conversations of a deployment: file name → (bytes, mtime in ns)."""
-    arguments = list(manifest["args"]) if manifest else []
+def _told(busy: int, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What a stop cost: requests, and conversations that were kept."""
+    written = sum(before.get(name) != stamp for name, stamp in after.items())
+    return f"{busy} request(s) were running; {written} conversation file(s) were written"
+
+
+def kv_files(arguments: list[str], directory: str = "/") -> dict[str, tuple[int, int]]:
+    """Kept conversations of an engine with this command line: file name → (bytes, mtime in ns)."""
     folder = arguments[arguments.index("--kv-disk-dir") + 1] if "--kv-disk-dir" in arguments[:-1] else ""
+    folder = os.path.join(directory, folder) if folder else ""
     try:
         names = os.listdir(folder) if folder else []
     except OSError:
