@@ -84,6 +84,25 @@ def faults(host: Host, version: str, **kinds: Any) -> None:
     host.put("/run/lab-engine/faults.json", json.dumps({"only": [version], **kinds}), 0o644)
 
 
+def long_request(host: Host) -> subprocess.Popen[str]:
+    """A completion that takes some seconds, from inside the host."""
+    body = json.dumps(
+        {
+            "model": "deepseek-v4-flash",
+            "messages": [{"role": "user", "content": "Count."}],
+            "max_tokens": 1500,
+            "ignore": 1,
+        }
+    )
+    command = ["curl", "-s", "-d", body, "http://127.0.0.1:8000/v1/chat/completions"]
+    return subprocess.Popen(host.enter_command(command), stdout=subprocess.PIPE, text=True)
+
+
+def inflight(host: Host) -> bool:
+    """True while a request is being answered."""
+    return "ds4_requests_inflight 1" in host.run(f"{ASK}/metrics", check=False).out
+
+
 def start_play(host: Host, playbook: str = "site.yml", **extra: Any) -> subprocess.Popen[bytes]:
     """A playbook in the background, in a session of its own, so that it can be killed as a whole."""
     argv = harness.command(host.lab, playbook, extra_vars={**LIMITS, **extra})

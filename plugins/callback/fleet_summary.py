@@ -10,7 +10,8 @@ short_description: One table per run from the C(ds4_summary) key of task results
 description:
   - Every room of the playbook returns C(ds4_summary), a dictionary with C(room), C(state)
     (ok, changed, planned, failed or skipped), C(text) and numbers of its own.
-  - The weightiest of each room and host (the last of equals) is shown at the end, with any stdout callback and under ansible-runner.
+  - The last of each room and host is shown at the end (an C(ok) hides no change, nothing hides a failure), with any stdout
+    callback and under ansible-runner.
   - A last play would not run after a failed rollout; a callback does.
 options:
   summary_file:
@@ -62,8 +63,7 @@ class CallbackModule(CallbackBase):
         summary = content.get("ds4_summary") if isinstance(content, dict) else None
         if isinstance(summary, dict) and "room" in summary:
             rooms, room = self.hosts.setdefault(host, {}), str(summary["room"])
-            # A room may speak twice (fetch, then clean up): what it changed must not be hidden by a later "ok".
-            if _weight(summary) >= _weight(rooms.get(room, {})):
+            if _replaces(str(summary.get("state", "")), str(rooms.get(room, {}).get("state", ""))):
                 rooms[room] = dict(summary)
         if outcome is not None:
             self.outcome[host] = outcome
@@ -106,10 +106,11 @@ class CallbackModule(CallbackBase):
             os.replace(temporary, path)
 
 
-def _weight(summary: dict[str, Any]) -> int:
-    order = ("skipped", "ok", "planned", "changed", "failed")
-    state = str(summary.get("state", ""))
-    return order.index(state) if state in order else -1
+def _replaces(new: str, old: str) -> bool:
+    """A room may speak twice (fetch, then clean up). The later word counts, but an "ok" hides no change, and nothing a failure."""
+    if old == "failed":
+        return new == "failed"
+    return new != "ok" or old not in ("changed", "planned")
 
 
 def _colour(state: str) -> str | None:

@@ -19,14 +19,15 @@ from ds4.systemd_text import environment_file, exec_line
 from lab import harness
 from lab.api import Host, Lab
 from lab.served import (
-    ASK,
     LIMITS,
     answers,
     build_dir,
     engines,
     faults,
     has_step,
+    inflight,
     kill_play,
+    long_request,
     pid,
     record,
     serving,
@@ -37,7 +38,7 @@ from lab.served import (
 pytestmark = pytest.mark.lab
 
 OLD, NEW = "v0.6.5", "v0.6.6"
-SWITCH = "switch | Switch to the staged deployment, or return to what served"
+SWITCH = "switch | Switch to the wanted deployment, or return to what served"
 
 
 def play(
@@ -301,6 +302,17 @@ def test_a_stopped_service_heals_and_a_killed_one_heals_itself(served: Host) -> 
     assert answers(served)
 
 
+def test_a_disabled_service_is_enabled_again_without_a_restart(served: Host) -> None:
+    before = pid(served)
+    served.run("systemctl disable ds4")
+    result = play(served, ds4_release=OLD)
+    assert result.rc == 0, result.text
+    assert "it does not start at boot" in result.text
+    assert served.run("systemctl is-enabled ds4").out.strip() == "enabled"
+    assert pid(served) == before
+    assert record(served)["stopped_at"] is None
+
+
 def test_status_reads_the_running_process_and_names_drift(served: Host) -> None:
     before = pid(served)
     result = play(served, "status.yml", ds4_release=NEW)
@@ -353,24 +365,6 @@ def test_pruning_is_predicted_and_keeps_what_may_be_needed(served: Host) -> None
 
 
 # -------------------------------------------------------------------------------------------------- requests in flight
-
-
-def long_request(host: Host) -> subprocess.Popen[str]:
-    """A completion that takes some seconds, from inside the host."""
-    body = json.dumps(
-        {
-            "model": "deepseek-v4-flash",
-            "messages": [{"role": "user", "content": "Count."}],
-            "max_tokens": 1500,
-            "ignore": 1,
-        }
-    )
-    command = ["curl", "-s", "-d", body, "http://127.0.0.1:8000/v1/chat/completions"]
-    return subprocess.Popen(host.enter_command(command), stdout=subprocess.PIPE, text=True)
-
-
-def inflight(host: Host) -> bool:
-    return "ds4_requests_inflight 1" in host.run(f"{ASK}/metrics", check=False).out
 
 
 def test_a_busy_host_is_left_alone_when_asked(served: Host) -> None:

@@ -69,6 +69,7 @@ def test_the_same_is_the_same_whatever_its_id() -> None:
         (query(), staged(args=["--ctx", "8192", "--cors"]), "v0.6.5", "settings: -524288 +8192"),
         (query(problems=["the build is gone"]), staged(), "v0.6.5", "the build is gone"),
         (query(service={**SERVICE, "enabled": False}), staged(), "v0.6.5", "does not start at boot"),
+        (query(service={**SERVICE, "answers": False}), staged(), "v0.6.5", "does not answer"),
         (query(deployment={"reasons": ["unit was edited"]}), None, "v0.6.5", "unit was edited"),
     ],
 )
@@ -85,6 +86,12 @@ def test_a_host_that_serves_nothing_is_a_failure() -> None:
     assert "nothing of ours serves (failed)" in made["text"]
 
 
+def test_a_reason_is_told_once() -> None:
+    reason = "it does not start at boot"
+    seen = query(service={**SERVICE, "enabled": False}, deployment={"reasons": [reason]})
+    assert describe(seen, "s", None, "v0.6.5")["drift"] == [reason]
+
+
 def test_what_cannot_be_told_is_no_agreement() -> None:
     made = describe(query(), "s", None, "v0.6.5", "the repository does not answer")
     assert not made["same"]
@@ -95,4 +102,5 @@ def test_a_silent_service_and_an_unproven_switch_are_said() -> None:
     last = {"outcome": "returned", "requested_at": "2026-11-29T22:00:00Z", "message": "smoke failed"}
     made = describe(query(service={**SERVICE, "answers": False}, transaction=last), "s", staged(), "v0.6.5")
     assert "DOES NOT ANSWER" in made["text"]
+    assert not made["same"]
     assert "last switch (2026-11-29T22:00:00Z): returned. smoke failed" in made["text"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,25 @@ import pytest
 
 from lab import harness
 from lab.api import Host, Lab
-from lab.served import LIMITS, answers, engines, faults, has_step, kill_play, pid, record, serving, start_play, until
+from lab.served import (
+    LIMITS,
+    answers,
+    engines,
+    faults,
+    has_step,
+    inflight,
+    kill_play,
+    long_request,
+    pid,
+    record,
+    serving,
+    start_play,
+    until,
+)
 
 OLD, NEW = "v0.6.5", "v0.6.6"
 NAMES = ["spark1", "spark2", "spark3", "spark4"]
+Hooks = tuple[dict[str, Any], Callable[[], list[str]]]
 
 
 def play(
@@ -24,6 +39,14 @@ def play(
 ) -> harness.Result:
     variables = {**LIMITS, "engine_service_patience_seconds": 15, "ds4_release": release, **extra}
     return harness.play(lab, playbook, extra_vars=variables, arguments=arguments or [])
+
+
+def row(result: harness.Result, host: str, room: str = "rollout") -> tuple[str, str]:
+    """State and text of a room's row in the final table."""
+    table = result.text.partition("FLEET SUMMARY")[2]
+    lines = table.partition(f"\n{host}: ")[2].partition("\nspark")[0].splitlines()
+    found = next(line.split(None, 2) for line in lines if line.startswith(f"  {room} "))
+    return found[1], found[2]
 
 
 def releases_served(lab: Lab) -> list[str]:
@@ -171,7 +194,9 @@ def test_short_memory_on_one_host_only_keeps_that_one_back(fleet: Lab) -> None:
     assert any("memory" in text for text in result.failed("spark2"))
 
 
-def test_hooks_run_around_each_switch(fleet: Lab, tmp_path: Path) -> None:
+@pytest.fixture
+def hooks(tmp_path: Path) -> Hooks:
+    """Variables that name both hooks, and what the hooks have written so far: ``before_stop spark1`` and so on."""
     log = tmp_path / "log"
     for name in ("before_stop", "after_proven"):
         (tmp_path / f"{name}.yml").write_text(
@@ -181,16 +206,50 @@ def test_hooks_run_around_each_switch(fleet: Lab, tmp_path: Path) -> None:
             "  vars: {ansible_connection: local, ansible_python_interpreter: '{{ ansible_playbook_python }}'}\n",
             encoding="utf-8",
         )
-    result = play(
-        fleet,
-        ds4_rollout_batches=[1],
-        engine_service_before_stop_tasks=str(tmp_path / "before_stop.yml"),
-        engine_service_after_proven_tasks=str(tmp_path / "after_proven.yml"),
-    )
+    names: dict[str, Any] = {
+        f"engine_service_{name}_tasks": str(tmp_path / f"{name}.yml") for name in ("before_stop", "after_proven")
+    }
+    return names, lambda: log.read_text(encoding="utf-8").splitlines()
+
+
+def test_hooks_run_around_each_switch(fleet: Lab, hooks: Hooks) -> None:
+    names, told = hooks
+    result = play(fleet, ds4_rollout_batches=[1], **names)
     assert result.rc == 0, result.text
-    assert log.read_text(encoding="utf-8").splitlines() == [
-        f"{when} {name}" for name in NAMES for when in ("before_stop", "after_proven")
-    ]
+    assert told() == [f"{when} {name}" for name in NAMES for when in ("before_stop", "after_proven")]
+
+
+def test_a_bad_host_takes_nothing_from_the_good_ones_of_its_batch(fleet: Lab, hooks: Hooks) -> None:
+    names, told = hooks
+    faults(fleet.hosts[1], NEW, exit_at_start=1)
+    result = play(fleet, ds4_rollout_batches=[1, "100%"], **names)
+    assert result.rc != 0
+    assert releases_served(fleet) == [NEW, OLD, NEW, NEW]
+    assert sorted(told()) == sorted(
+        [f"before_stop {name}" for name in NAMES] + [f"after_proven {name}" for name in NAMES if name != "spark2"]
+    )
+    assert result.stats["failures"] == {"spark2": 1}
+    assert [row(result, name)[0] for name in NAMES] == ["changed", "failed", "changed", "changed"]
+    assert row(result, "spark4") == ("changed", "done")
+    for name in ("spark3", "spark4"):
+        assert "removed" in result.task(name, "Remove deployments and builds beyond the last proven ones")
+
+
+def test_a_busy_canary_is_left_alone_and_ends_the_rollout_with_a_failure(fleet: Lab, hooks: Hooks) -> None:
+    names, told = hooks
+    faults(fleet.hosts[0], OLD, speed=0.004)
+    before = pids(fleet)
+    request = long_request(fleet.hosts[0])
+    until(lambda: inflight(fleet.hosts[0]), "a request is running", 20)
+    result = play(fleet, engine_service_busy="skip", **names)
+    request.kill()
+    request.wait()
+    assert result.rc != 0, "hosts were not attempted"
+    assert "no canary was proven" in result.text
+    assert pids(fleet) == before
+    assert told() == ["before_stop spark1", "after_proven spark1"], "nobody stays out of the load balancer"
+    assert row(result, "spark1") == ("skipped", "left alone: requests were running")
+    assert row(result, "spark2")[1].startswith("not attempted: no canary was proven")
 
 
 def test_a_canary_group_goes_alone(fleet: Lab, tmp_path: Path) -> None:

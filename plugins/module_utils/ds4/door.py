@@ -63,6 +63,8 @@ def describe(layout: Layout, manifest: Mapping[str, Any]) -> dict[str, Any]:
     reasons = store.drift(manifest, layout, state)
     if not reasons and manifest["id"] not in store.proven(layout):
         reasons = [f"deployment {manifest['id']} runs, but is not proven"]
+    if not reasons and not state.enabled:
+        reasons = ["it does not start at boot"]  # being proven anew enables it; nothing is restarted
     if switch.open_record(layout) is not None:
         reasons.append("a switch of this host is unfinished")
     return {
@@ -203,9 +205,6 @@ def activate(
     record = record or switch.record_of_run(layout, str(options.get("run") or ""))
     if record is None:
         if switch.open_record(layout) is None and not describe(layout, manifest)["needs_switch"]:
-            service = Service(layout.unit)
-            if not service.state().enabled:
-                service.enable()
             return None
         record = switch.attach_or_request(layout, manifest["id"], options, reason)
     elif not record.closed:

@@ -55,7 +55,9 @@ def describe(
         drift += list(query.get("problems") or [])
     told = (staged or {}).get("deployment") or query.get("deployment") or {}
     drift += [reason for reason in told.get("reasons") or [] if reason not in drift]
-    if runs and not service["enabled"]:
+    if runs and not service["answers"]:
+        drift.append("it does not answer: it still loads, or hangs")
+    if runs and not service["enabled"] and "it does not start at boot" not in drift:
         drift.append("it does not start at boot")
     if unknown:
         drift.append(f"what is wanted cannot be told: {unknown}")
