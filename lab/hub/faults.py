@@ -17,7 +17,8 @@ fault
     time           ``slow_start`` (``seconds`` before the answer)
     body           ``cut`` (reset), ``short`` (closed cleanly), ``stall`` (silent for ``seconds``, then reset),
                    ``trickle`` (``rate`` bytes per second from there on), ``flip`` (one byte wrong, right length),
-                   ``expire`` (cut, and the signed link is refused with 403 from then on)
+                   ``expire`` (cut, and the signed link is refused with 403 from then on), ``zeros`` (nothing but NULs
+                   from there on, as of a file whose room was taken and never filled)
 at
     ``hub`` (resolve and API), ``cdn`` (the bytes) or ``proxy``; by default where the fault belongs.
 count, after
@@ -26,7 +27,7 @@ file
     part of a file name; empty matches every file.
 offset
     byte of the file at which a body fault happens, if the answer covers it (``flip``: the byte itself). Without it a
-    body fault happens half way through the answer.
+    body fault happens half way through the answer, and ``zeros`` fill all of it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from typing import Any
 ANSWER_FAULTS = frozenset({"status", "html", "no_head", "redirect", "loop", "reset", "refuse"})
 HEADER_FAULTS = frozenset({"ignore_range", "wrong_range", "wrong_total", "short_length", "long", "no_length"})
 TIME_FAULTS = frozenset({"slow_start"})
-BODY_FAULTS = frozenset({"cut", "short", "stall", "trickle", "flip", "expire"})
+BODY_FAULTS = frozenset({"cut", "short", "stall", "trickle", "flip", "expire", "zeros"})
 FAULTS = ANSWER_FAULTS | HEADER_FAULTS | TIME_FAULTS | BODY_FAULTS | {"bare"}
 PLACES = ("hub", "cdn", "proxy")
 HUB_BY_DEFAULT = frozenset({"no_head", "redirect", "loop", "bare"})

@@ -27,6 +27,7 @@ import select
 import socket
 import ssl
 import struct
+import tempfile
 import termios
 import threading
 import time
@@ -421,19 +422,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _send_body(self, blob: Blob, first: int, end: int) -> None:
         events = sorted(
-            ((first + end) // 2 if rule.offset is None else rule.offset, index, rule)
-            for index, rule in enumerate(self.take(BODY_FAULTS, (first, end)))
+            (_place(rule, first, end), index, rule) for index, rule in enumerate(self.take(BODY_FAULTS, (first, end)))
         )
         self.trickle = 0.0
         self.own_pacer = Pacer()
-        with open(blob.path, "rb") as stream:
-            at = first
+        with open(blob.path, "rb") as stream, tempfile.TemporaryFile() as blank:
+            handle, at = stream.fileno(), first
             for position, _, rule in events:
-                self._send_file(stream.fileno(), at, position)
+                self._send_file(handle, at, position)
                 at = position
                 if rule.fault == "flip":
                     self._send_bytes(bytes([os.pread(stream.fileno(), 1, at)[0] ^ 0xFF]))
                     at += 1
+                elif rule.fault == "zeros":
+                    blank.truncate(end)
+                    handle = blank.fileno()
                 elif rule.fault == "trickle":
                     self.trickle = rule.rate
                 elif rule.fault == "stall":
@@ -446,7 +449,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                         self.state.revoke(self.path.partition("?")[2])
                     self._drain()
                     raise HangupError
-            self._send_file(stream.fileno(), at, end)
+            self._send_file(handle, at, end)
 
     def _send_file(self, handle: int, first: int, end: int) -> None:
         while first < end:
@@ -804,6 +807,13 @@ def parse_range(header: str, size: int) -> tuple[int, int] | Literal["unsatisfia
     if last and int(last) < int(first):
         return None
     return int(first), min(int(last) + 1 if last else size, size)
+
+
+def _place(rule: Rule, first: int, end: int) -> int:
+    """Byte at which a body fault happens."""
+    if rule.offset is not None:
+        return rule.offset
+    return first if rule.fault == "zeros" else (first + end) // 2
 
 
 def _other_range(first: int, end: int, size: int, extra: int) -> tuple[int, int]:

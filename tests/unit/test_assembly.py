@@ -275,6 +275,15 @@ def test_a_source_that_only_has_web_pages_is_given_up(run: Run) -> None:
         run(Origin(b"<html>" + bytes(SIZE)))
 
 
+def test_nothing_else_is_asked_for_before_the_beginning_is_right(run: Run, part: Path) -> None:
+    """A file of zeros has the right length; without this it would arrive whole."""
+    source = Origin(bytes(SIZE))
+    with pytest.raises(TransferError, match="not a GGUF file but zeros") as caught:
+        run(source, FAST._replace(connections=4))
+    assert caught.value.final
+    assert {start for start, _end in source.asked} == {0} and len(source.asked) == assembly.REFUSALS
+
+
 def test_a_wrong_byte_is_in_the_hash_and_its_place_in_the_crcs(run: Run) -> None:
     wrong = bytearray(CONTENT)
     wrong[7 * STEP + 5] ^= 255

@@ -367,6 +367,13 @@ def test_flip_has_the_right_length(hub: Hub) -> None:
     assert ask(location, range_="bytes=1234-1234").body != CONTENT[1234:1235]
 
 
+def test_zeros_have_the_right_length(hub: Hub) -> None:
+    hub.faults({"fault": "zeros", "count": 1}, {"fault": "zeros", "offset": SIZE - 7, "after": 1})
+    location = link(hub)
+    assert ask(location).body == bytes(SIZE)
+    assert ask(location).body == CONTENT[:-7] + bytes(7)
+
+
 def test_expire_refuses_the_link_but_not_a_new_one(hub: Hub) -> None:
     hub.faults({"fault": "expire", "offset": 10})
     location = link(hub)

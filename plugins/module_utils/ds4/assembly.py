@@ -29,6 +29,7 @@ BUFFER_BYTES = MIB  # of each worker and of the hasher: what bounds the memory
 STORE_SECONDS = 1.0  # a slow connection's bytes are written at least so often
 COMMIT_SECONDS = 0.2  # at most so much work is lost when the process is killed
 FAR_BYTES = 1024 * MIB  # a guest does not keep pages so far ahead of the hasher in the page cache
+REFUSALS = 3  # times that a source may begin with something else: a login page may pass, another file does not
 PROGRESS_BYTES = 64 * KIB  # so much resets the count of failures
 _STORAGE = {errno.ENOSPC: "the file system is full", errno.EDQUOT: "the quota is used up"}
 
@@ -152,7 +153,7 @@ class Assembly:
         sha256: expected hash, which ties the journal to the content; empty when nobody knows it.
         limits: see :class:`Limits`.
         valve: shared brake.
-        check_header: look at the GGUF header as soon as it is there.
+        check_header: look at the GGUF header before anything else is asked for.
         note: called with one sentence when something worth telling happened.
     """
 
@@ -187,6 +188,8 @@ class Assembly:
         self._stop = False
         self._failure: BaseException | None = None
         self._gave = 0  # bytes that the present source gave
+        self._refused = 0  # times that its beginning was no header
+        self._begun = False  # its beginning is a header: the rest is worth fetching
         self._not_before = 0.0
         self._file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -232,7 +235,8 @@ class Assembly:
             TransferError: the source cannot give it (what is there is kept for the next one).
             Ds4Error: disk full, time limit, or another condition that no source can cure.
         """
-        self._stop, self._failure, self._gave, self._not_before = False, None, 0, 0.0
+        self._stop, self._failure, self._gave, self._refused, self._not_before = False, None, 0, 0, 0.0
+        self._begun = not self._check_header or self.segments[0].complete
         self._pending = [segment.number for segment in self.segments if not segment.complete]
         lines = [source.connections() for _ in range(min(self.limits.connections, max(len(self._pending), 1)))]
         digest: list[str] = []
@@ -322,7 +326,7 @@ class Assembly:
         most = request_size(self.size, self.segment_bytes, self.limits.connections) // self.segment_bytes
         with self._changed:
             while not self._stop:
-                if self._pending:
+                if self._pending and (self._begun or self._pending[0] == 0):
                     most = min(most, len(self._pending) // (2 * self.limits.connections))  # so that all end together
                     batch = [self.segments[heapq.heappop(self._pending)]]
                     while len(batch) < most and self._pending and self._pending[0] == batch[-1].number + 1:
@@ -380,6 +384,8 @@ class Assembly:
                 before, now = now, time.monotonic()
                 watch.saw(count, now - before)
                 self._valve.pass_through(count, lambda: self._stop)
+                if not self._begun and filled >= gguf.HEADER_BYTES:  # enough to judge it
+                    break
         finally:
             if filled and not self._stop:
                 self._store(segment, buffer[:filled])
@@ -395,9 +401,9 @@ class Assembly:
             segment.written += len(data)
             self.received += len(data)
             self._gave += len(data)
+            if not self._begun and segment.written >= min(gguf.HEADER_BYTES, self.size):
+                self._judge_header(segment)
             if segment.complete:
-                if segment.number == 0 and self._check_header:
-                    self._judge_header(segment)
                 self._fresh.append(segment)
                 self._changed.notify_all()
 
@@ -407,7 +413,11 @@ class Assembly:
         except Ds4Error as error:
             self._gave -= segment.written  # rubbish is no progress
             segment.reset()
-            raise TransferError(f"what came is not a GGUF file but {error.found}") from error
+            self._refused += 1
+            final = self._refused == REFUSALS
+            raise TransferError(f"what came is not a GGUF file but {error.found}", final=final) from error
+        self._begun = True
+        self._changed.notify_all()
 
     def _commit(self) -> None:
         while True:
