@@ -22,7 +22,7 @@ MECHANISM = ROOT / "plugins/module_utils"
 sys.path.insert(0, str(MECHANISM))
 
 from ds4.files import is_ours, mark  # noqa: E402  (needs the path above)
-from ds4.plan import Plan, PlanFile, source_urls  # noqa: E402
+from ds4.plan import Plan, PlanFile, source_urls, token_hosts  # noqa: E402
 
 # Patience that suits a test: seconds, not minutes.
 IMPATIENT: dict[str, Any] = {
@@ -141,6 +141,7 @@ class Fetcher:
                 "generation": "0731",
                 "directory": str(self.directory),
                 "user": "root",
+                "token_hosts": token_hosts(list(sources) or [control.url]),
                 "status_file": str(self.status_path),
                 "allowed_hosts": [cdn_host],
                 "ca_file": control.ca_file,

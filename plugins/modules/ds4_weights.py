@@ -177,6 +177,11 @@ options:
     type: str
     default: ""
     no_log: false
+  token_hosts:
+    description: Hosts that get the token. Empty for the hub among O(sources).
+    type: list
+    elements: str
+    default: []
   allowed_hosts:
     description: Hosts to which a mirror may redirect.
     type: list
@@ -432,6 +437,7 @@ SPEC: dict[str, dict[str, Any]] = {
     "no_proxy": {"type": "str", "default": ""},
     "ca_file": {"type": "str", "default": ""},
     "token_file": {"type": "str", "default": "", "no_log": False},
+    "token_hosts": {"type": "list", "elements": "str", "default": []},
     "allowed_hosts": {"type": "list", "elements": "str", "default": []},
     "guest": {"type": "str", "choices": ["auto", "always", "never"], "default": "auto"},
     "memory_floor_gib": {"type": "float", "default": 0.0},
@@ -483,6 +489,7 @@ def wanted_of(params: dict[str, Any]) -> Wanted:
         layout=layout,
         user=params["user"],
         known=params["known"],
+        token_hosts=params["token_hosts"],
         allowed_hosts=params["allowed_hosts"],
         adopt=params["adopt_paths"],
         bandwidth_bytes_per_second=params["bandwidth_mib_per_second"] * MIB,

@@ -158,6 +158,20 @@ def test_token_does_not_go_to_a_foreign_host(hub: Hub, hub_root: Path, base: Mak
         assert_untold(fetcher, finished, TOKEN)
 
 
+def test_token_goes_to_the_hub_and_to_no_other_source(hub: Hub, hub_root: Path, base: Make, tmp_path: Path) -> None:
+    with Hub(hub_root, FOREIGN, options=HUB_OPTIONS) as mirror:
+        hub.options(token=TOKEN)
+        hub.faults({"fault": "status", "status": 500, "count": -1, "after": 8})
+        settings = {"sources": [hub.url, mirror.url], "token_file": secret(tmp_path, "token", TOKEN), "retries": 2}
+        fetcher = base(**settings, allowed_hosts=[FOREIGN, "127.0.0.2"])
+        finished = fetcher.run()
+        judge(fetcher, finished)
+        assert finished.rc == 0, finished.text
+        assert hub.stats()["tokens"]["hub"] > 0
+        assert mirror.stats()["tokens"] == {"hub": 0, "cdn": 0, "proxy": 0}
+        assert mirror.stats()["requests"]
+
+
 @pytest.mark.parametrize(
     ("token", "mode", "word"),
     [

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import stat
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from ds4.errors import Ds4Error
 from ds4.files import mark
 from ds4.plan import Plan, PlanFile
 
-CONTENT = b"GGUF" + os.urandom(5000)
+CONTENT = struct.pack("<4sIQQ", b"GGUF", 3, 1, 1) + os.urandom(5000)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 STRANGER = Account(4711, 4711, frozenset({4711}))
 
@@ -107,6 +108,61 @@ def test_moved_only_when_asked(place: Path) -> None:
     adopted, _ = run(place, mine, move=True)
     assert adopted[0]["how"] == "moved" and not mine.exists()
     assert records.quick_check(str(place / "base.gguf"), SHA256) == ""
+
+
+@pytest.mark.parametrize("step", ["write", "quick_check"])
+def test_a_move_takes_the_file_last(place: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Whatever goes wrong before everything else is done, the owner still has his file."""
+    mine = put(place.parent / "gguf/base.gguf", mode=0o600)
+
+    def fail(*_args: Any, **_more: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, step, fail)
+        adopted, notes = run(place, mine, move=True)
+    assert adopted == [] and "was not adopted" in notes[-1]
+    assert mine.read_bytes() == CONTENT
+    (place / "base.gguf").unlink(missing_ok=True)
+    assert run(place, mine, move=True)[0][0]["how"] == "moved" and not mine.exists()
+    assert (place / "base.gguf").read_bytes() == CONTENT
+
+
+def test_a_move_from_another_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: Any, **_more: Any) -> None:
+        raise OSError(errno.EXDEV, "another disk")
+
+    monkeypatch.setattr(os, "link", refuse)
+    mine = put(place.parent / "usb/base.gguf")
+    assert run(place, mine, move=True)[0][0]["how"] == "moved" and not mine.exists()
+    assert records.quick_check(str(place / "base.gguf"), SHA256) == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "half", "said"),
+    [(b"<html>not a model</html>" * 9, False, "a web page"), (CONTENT, True, "never finished")],
+)
+def test_without_a_hash_a_file_must_at_least_look_whole(place: Path, content: bytes, half: bool, said: str) -> None:
+    mine = put(place.parent / "gguf/base.gguf", content)
+    if half:
+        put(place.parent / "gguf/base.gguf.aria2", b"?")
+    adopted, notes = run(place, mine, sha256="", size=None)
+    assert adopted == [] and not (place / "base.gguf").exists()
+    assert said in notes[-1]
+
+
+def test_first_use_is_said(place: Path) -> None:
+    _, notes = run(place, put(place.parent / "gguf/base.gguf"), sha256="", size=None)
+    assert notes[-1] == f"base.gguf: nobody publishes its hash; recorded at first use: sha256 {SHA256}"
+
+
+def test_a_guest_drops_the_pages_of_a_copy_too(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = put(place.parent / "gguf/base.gguf")
+    dropped: list[int] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda handle, *_: dropped.append(os.fstat(handle).st_ino))
+    with (place / "copy").open("wb", buffering=0) as stream:
+        records.hash_file(str(mine), 1024, drop_cache=True, copy_to=stream.fileno())
+    assert set(dropped) == {mine.stat().st_ino, (place / "copy").stat().st_ino}
 
 
 def test_the_wrong_content_is_told_apart_and_not_read_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

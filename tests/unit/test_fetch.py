@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -190,6 +191,77 @@ def test_an_unknown_hash_is_recorded_at_first_use_and_then_holds(
     )
 
 
+def test_a_hash_of_first_use_holds_when_the_file_is_gone(make: Make, tmp_path: Path) -> None:
+    serve(tmp_path, "usb")
+    plan = make("usb", sha256="", size=None)
+    path = plan.path(plan.files[0])
+    assert run(plan)[0] == 0
+    os.unlink(path)
+    assert run(make("usb", sha256="", size=None))[0] == 0
+    record = records.read(path)
+    assert record and record["trust"] == "first-use", "who vouched for it does not change"
+    os.unlink(path)
+    serve(tmp_path, "usb", OTHER)
+    code, status = run(make("usb", sha256="", size=None))
+    assert code == EXIT_FINAL and status["error"]["required"] == f"sha256 {SHA256}"
+    assert records.record_path(path) in status["error"]["cure"]
+
+
+@pytest.mark.parametrize(
+    ("content", "half", "said"),
+    [
+        (b"<html>".ljust(len(CONTENT)), False, "a web page"),
+        (CONTENT[:-100], False, f"{len(CONTENT) - 100} bytes, not {len(CONTENT)}"),
+        (CONTENT, True, ".aria2"),
+    ],
+)
+def test_a_file_of_unknown_hash_is_not_taken_blindly(
+    make: Make, tmp_path: Path, content: bytes, half: bool, said: str
+) -> None:
+    serve(tmp_path, "usb")
+    (tmp_path / "weights/base.gguf").write_bytes(content)
+    if half:
+        (tmp_path / "weights/base.gguf.aria2").touch()
+    code, status = run(make("usb", sha256="", size=None))
+    assert code == 0 and any(said in note for note in status["notes"]), status["notes"]
+    assert (tmp_path / "weights/base.gguf").read_bytes() == CONTENT
+    assert (tmp_path / "weights/base.gguf.wrong.quarantine").read_bytes() == content
+
+
+def test_what_the_hub_says_of_an_adopted_file_counts(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The legacy drafter: no manifest says its hash, but the hub does."""
+    serve(tmp_path, "usb")
+    plan = make("usb", sha256="", size=None)
+    path = plan.path(plan.files[0])
+    monkeypatch.setattr(fetch.Fetch, "_probe", lambda self, source: (len(CONTENT), SHA256))
+    for content, received in ((CONTENT, 0), (OTHER.ljust(len(CONTENT), b"x")[: len(CONTENT)], len(CONTENT))):
+        Path(path).write_bytes(content)
+        hashed = records.hash_file(path, 1024)
+        entry = {"role": "base", "generation": "g", "repo": "o/n", "revision": ""}
+        records.write(path, records.make(path, entry, hashed, how="linked", source="/home/x", trust="first-use"))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(plan.status_file)
+        code, status = run(make("usb", sha256="", size=None))
+        assert (code, status["bytes_received"]) == (0, received)
+        record = records.read(path)
+        assert record and (record["trust"], record["sha256"]) == ("hub", SHA256)
+
+
+def test_whatever_happens_the_status_says_an_end(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def break_down(*_args: Any) -> None:
+        raise ZeroDivisionError("surprise")
+
+    monkeypatch.setattr(fetch.Fetch, "_ensure", break_down)
+    code, status = run(make("usb"))
+    assert code == EXIT_FINAL and status["state"] == "failed"
+    assert "ZeroDivisionError: surprise" in status["error"]["found"]
+    assert "Traceback" in capsys.readouterr().err, "for whoever has to mend it"
+
+
 def test_a_good_file_without_a_record_is_read_and_kept(make: Make, tmp_path: Path) -> None:
     plan = make("absent")
     (tmp_path / "weights/base.gguf").write_bytes(CONTENT)
@@ -219,6 +291,23 @@ def test_another_content_under_the_final_name_is_set_aside(
     assert (tmp_path / "weights/base.gguf").read_bytes() == CONTENT
     assert (tmp_path / f"weights/base.gguf.{digest[:8]}.quarantine").read_bytes() == OTHER
     assert "which is legacy base" in capsys.readouterr().err
+    record = records.read(str(tmp_path / f"weights/base.gguf.{digest[:8]}.quarantine"))
+    assert record and (record["generation"], record["role"]) == ("legacy", "base"), "so that it can be cleaned up"
+
+
+def test_damaged_bytes_of_our_own_go_when_the_new_file_is_there(make: Make, tmp_path: Path) -> None:
+    serve(tmp_path, "usb")
+    plan = make("usb")
+    run(plan)
+    path = tmp_path / "weights/base.gguf"
+    os.link(path, tmp_path / "mapped by an engine")
+    with path.open("r+b") as stream:
+        stream.write(b"damage")
+    assert run(plan)[0] == 0
+    assert left(plan) == {"base.gguf", "base.gguf.record.json"}
+    path.write_bytes(OTHER.ljust(len(CONTENT), b"?"))  # another file was written over it
+    assert run(plan)[0] == 0
+    assert sum(name.endswith(".quarantine") for name in left(plan)) == 1, "that one is somebody's"
 
 
 def test_damage_costs_only_its_segment(make: Make, tmp_path: Path) -> None:

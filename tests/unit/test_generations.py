@@ -17,6 +17,12 @@ from ds4.generations import Old, Uses
 
 SIZE = 4096
 CONTENTS = {name: (name * SIZE).encode()[:SIZE] for name in ("new base", "old base", "old mtp", "odd base", "foreign")}
+
+
+def reading(count: int) -> None:
+    """Also look into files without a record; nobody waits."""
+
+
 NOTHING = Uses(frozenset(), False, frozenset(), "", frozenset())
 
 
@@ -79,7 +85,7 @@ def test_old_files_are_known_by_their_records_without_reading(place: Path) -> No
 def test_a_renamed_file_is_found_by_its_content(place: Path) -> None:
     put(place / "renamed.gguf", "odd base")
     assert "renamed.gguf" not in find(place)
-    assert find(place, read=True)["renamed.gguf"].called == "odd base"
+    assert find(place, read=reading)["renamed.gguf"].called == "odd base"
     assert find(place)["renamed.gguf"].called == "odd base", "read once, remembered"
     (place / "renamed.gguf").write_bytes(CONTENTS["foreign"])
     assert "renamed.gguf" not in find(place)
@@ -87,8 +93,8 @@ def test_a_renamed_file_is_found_by_its_content(place: Path) -> None:
 
 def test_a_foreign_model_of_the_same_size_is_never_ours(place: Path) -> None:
     put(place / "other.gguf", "foreign")
-    assert "other.gguf" not in find(place, read=True)
-    assert "new.gguf" not in find(place, read=True)
+    assert "other.gguf" not in find(place, read=reading)
+    assert "new.gguf" not in find(place, read=reading)
 
 
 def test_nothing_is_followed_out_of_the_directory(place: Path) -> None:
@@ -96,7 +102,7 @@ def test_nothing_is_followed_out_of_the_directory(place: Path) -> None:
     (place / "link.gguf").symlink_to(outside)
     (place / "folder").symlink_to(outside.parent)
     notes: list[str] = []
-    found = find(place, read=True, note=notes.append)
+    found = find(place, read=reading, note=notes.append)
     assert set(found) == {"old.gguf", "mtp.gguf"}
     assert any("link.gguf is a symbolic link" in note for note in notes)
 
@@ -104,16 +110,16 @@ def test_nothing_is_followed_out_of_the_directory(place: Path) -> None:
 def test_outside_only_what_was_named(place: Path) -> None:
     named = put(place.parent / "named/a.gguf", "old mtp")
     put(place.parent / "named/deeper/b.gguf", "old mtp")
-    assert "a.gguf" not in find(place, read=True)
-    assert find(place, read=True, paths=[str(named.parent)])["a.gguf"].called == "legacy mtp"
-    assert "b.gguf" not in find(place, read=True, paths=[str(named.parent)])
-    assert find(place, read=True, paths=[str(named)])["a.gguf"].called == "legacy mtp"
+    assert "a.gguf" not in find(place, read=reading)
+    assert find(place, read=reading, paths=[str(named.parent)])["a.gguf"].called == "legacy mtp"
+    assert "b.gguf" not in find(place, read=reading, paths=[str(named.parent)])
+    assert find(place, read=reading, paths=[str(named)])["a.gguf"].called == "legacy mtp"
     assert set(find(place, paths=["/nowhere"])) == {"old.gguf", "mtp.gguf"}
 
 
 def test_a_directory_without_our_marker_is_not_looked_at(place: Path) -> None:
     (place / MARKER_NAME).unlink()
-    assert find(place, read=True) == {}
+    assert find(place, read=reading) == {}
 
 
 def test_what_is_in_use_is_kept(place: Path) -> None:

@@ -66,6 +66,9 @@ def test_the_id_is_about_what_is_wanted() -> None:
         (a_plan(directory="weights"), "not absolute"),
         (a_plan(proxy_url="socks5://proxy:1080"), "http://host:port"),
         (a_plan(proxy_url="http://me:secret@proxy:3128"), "weights_proxy_credentials_file"),
+        (a_plan(a_file(sources=["http://nas:port/x"])), "weights_sources holds http://nas:port/x, which is no address"),
+        (a_plan(a_file(sources=["http://[::1/x"])), "weights_sources holds http://[::1/x, which is no"),
+        (a_plan(proxy_url="http://proxy:port"), "http://host:port"),
         (a_plan(connections=0), "between 1 and 64"),
         (a_plan(connections=65), "between 1 and 64"),
     ],
@@ -102,6 +105,20 @@ def test_a_plan_that_cannot_be_read(tmp_path: Path, text: str | None, said: str)
     with pytest.raises(Ds4Error, match=said) as caught:
         plans.load(str(tmp_path / "plan.json"))
     assert "site.yml" in caught.value.cure
+
+
+@pytest.mark.parametrize(
+    ("sources", "hosts"),
+    [
+        (["https://huggingface.co"], ["huggingface.co"]),
+        (["http://nas.lan/m/{name}", "https://mirror.lan", "https://huggingface.co"], ["huggingface.co"]),
+        (["/mnt/usb", "http://nas.lan/m/{name}", "https://mirror.lan:8443", "https://other.lan"], ["mirror.lan"]),
+        (["file:///srv", "http://nas.lan/m/{name}"], ["nas.lan"]),
+        (["/mnt/usb", "http://nas:port"], []),
+    ],
+)
+def test_the_token_is_meant_for_the_hub(sources: list[str], hosts: list[str]) -> None:
+    assert plans.token_hosts(sources) == hosts
 
 
 def test_addresses_of_a_file() -> None:

@@ -121,23 +121,50 @@ def test_an_expired_address_is_asked_for_again(web: Web) -> None:
     assert [path for path, _ in web.seen] == ["/resolve", "/a", "/a", "/resolve", "/b"]
 
 
+HERE: Any = {"token": "hf_secret", "token_hosts": ("127.0.0.1", "hub.example")}
+
+
 def test_the_token_goes_to_the_first_host_only(web: Web) -> None:
     web.answers = {
         "/resolve": fixed(307, Location="/renamed"),
         "/renamed": fixed(302, Location=web.other + "/cdn"),
         "/cdn": ranged,
     }
-    fetch(web.url + "/resolve", network=Network(token="hf_secret", allowed_hosts=("localhost",)))
+    fetch(web.url + "/resolve", network=Network(**HERE, allowed_hosts=("localhost",)))
     sent = {path: headers.get("authorization") for path, headers in web.seen}
     assert sent == {"/resolve": "Bearer hf_secret", "/renamed": "Bearer hf_secret", "/cdn": None}
 
 
 @pytest.mark.parametrize("port_changes", [True, False])
 def test_another_port_or_scheme_is_another_host_for_the_token(port_changes: bool) -> None:
-    source = transfer.HttpSource("https://hub.example/x", Network(token="hf_secret"), 1, "")
+    source = transfer.HttpSource("https://hub.example/x", Network(**HERE), 1, "")
     url = "https://hub.example:8443/x" if port_changes else "http://hub.example/x"
     assert source._authorization(url) == {}
     assert source._authorization("https://hub.example:443/y") != {}
+
+
+@pytest.mark.parametrize("url", ["http://nas.lan/models/x.gguf", "https://mirror.example/o/n/resolve/r/x.gguf"])
+def test_the_token_is_not_for_every_source(url: str) -> None:
+    source = transfer.HttpSource(url, Network(**HERE), 1, "")
+    assert source._authorization(url) == {}
+
+
+def test_a_refusal_says_that_the_token_was_kept_back(web: Web) -> None:
+    web.answers = {"/x": fixed(401)}
+    with pytest.raises(TransferError) as caught:
+        fetch(web.url + "/x", network=Network(token="hf_secret", token_hosts=("hub.example",)))
+    assert caught.value.cure.startswith("weights_token_hosts: [127.0.0.1]")
+    assert web.seen[0][1].get("authorization") is None
+
+
+def test_an_address_that_cannot_be_used(web: Web) -> None:
+    with pytest.raises(TransferError, match="cannot be used") as caught:
+        transfer.source("http://nas:port/x", Network(), 1, "")
+    assert caught.value.final
+    web.answers = {"/x": fixed(302, Location="http://h:99999/y")}
+    with pytest.raises(TransferError, match="cannot be used"):
+        fetch(web.url + "/x")
+    assert transfer.bare("http://u:p@nas:port/x?sig=1") == "http://nas:port/x"
 
 
 def test_a_mirror_may_not_send_us_anywhere(web: Web) -> None:

@@ -20,6 +20,7 @@ from ansible.module_utils.ds4 import (  # isort: skip  (the copies that the modu
     exchange,
     fetch_unit,
     generations,
+    guest,
     records,
     space,
     wanted,
@@ -156,6 +157,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
         monkeypatch.setattr(module, "ds4_processes", lambda: made.engines)
     monkeypatch.setattr(space.os, "statvfs", lambda path: SimpleNamespace(f_bavail=made.free, f_frsize=1))
     monkeypatch.setattr(weights, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(guest, "step_back", lambda: None)
     monkeypatch.setattr(accounts, "account", lambda user: accounts.Account(os.geteuid(), os.getegid(), frozenset()))
     return made
 
@@ -289,6 +291,51 @@ def test_a_file_that_is_there_is_adopted(host: Host) -> None:
     assert "would adopt" not in host.run(check=True, adopt_running=False)["msg"]
 
 
+def test_a_file_of_the_right_length_alone_is_not_counted_on(host: Host) -> None:
+    """Both base files have the same length: the public installer's old one is not the new one."""
+    home = host.root / "gguf"
+    home.mkdir()
+    old = home / "legacy.gguf"
+    old.write_bytes(OLD)
+    host.engines = [{"weights": [str(old)]}]
+    total = len(BASE) + len(DRAFTER)
+    result = host.run(check=True)
+    assert result["plan"]["bytes_to_fetch"] == total and result["plan"]["adopt"] == {}
+    assert f"would first read {old} to see whether it is base" in result["msg"]
+
+    host.free = 2000
+    refused = host.run(check=True)
+    assert refused["failed"] and f"unless {old} is base, which only reading it tells" in refused["msg"]
+    refused = host.run()
+    assert refused["failed"] and "base 4.9 KiB" in refused["msg"] and str(old) not in refused["msg"], "read, and known"
+    asked: dict[str, Any] = {
+        "old_generation": "remove_before_fetch",
+        "rollback_waived": True,
+        "clean_paths": [str(home)],
+    }
+    assert host.run(**asked)["state"] == "deferred"
+    assert host.started == []
+
+
+def test_a_renamed_file_is_read_before_anything_is_refused(host: Host) -> None:
+    home = host.root / "gguf"
+    home.mkdir()
+    (home / "renamed.gguf").write_bytes(BASE)
+    host.free = 2000
+    assert host.run(check=True, adopt_paths=[str(home)])["failed"]
+    assert host.run(adopt_paths=[str(home)])["state"] == "done"
+    assert host.started
+
+
+def test_another_content_under_the_final_name_needs_room(host: Host) -> None:
+    host.run()
+    host.lay("base.gguf", OLD)
+    result = host.run(check=True)
+    assert result["plan"]["bytes_to_fetch"] == len(BASE)
+    host.free = 2000
+    assert "base 4.9 KiB" in host.run()["msg"]
+
+
 def test_a_changed_file_is_read_where_it_is(host: Host) -> None:
     host.run()
     (host.directory / "base.gguf").touch()
@@ -393,6 +440,48 @@ def test_exchange_is_left_to_the_switch_only_when_asked(host: Host, monkeypatch:
     assert text.startswith("deleted legacy base, 4.9 KiB; fetched")
     assert weights.make_exchange(plan, str(host.state), 5) == "", "done once"
     assert host.run(**asked)["state"] == "done"
+
+
+def replaced(old: Path) -> None:
+    old.write_bytes(b"GGUFsomebody else's model")
+
+
+def linked(old: Path) -> None:
+    old.rename(old.parent / "elsewhere.gguf")
+    old.symlink_to(old.parent / "elsewhere.gguf")
+
+
+@pytest.mark.parametrize("change", [replaced, linked])
+def test_what_lies_at_the_planned_path_by_now_is_looked_at_again(host: Host, change: Callable[[Path], None]) -> None:
+    old = old_beside(host)
+    host.free = 2000
+    assert host.run(old_generation="remove_before_fetch", rollback_waived=True)["state"] == "deferred"
+    change(old)
+    with pytest.raises(weights.Ds4Error, match="is not what was to be deleted"):
+        weights.make_exchange(str(host.state / "plan.json"), str(host.state), 5)
+    assert os.path.lexists(old) and host.started == []
+
+
+def test_a_named_folder_that_became_a_link_is_not_followed(host: Host) -> None:
+    host.run()
+    home = host.root / "gguf"
+    home.mkdir()
+    (home / "old.gguf").write_bytes(OLD)
+    for name in ("base.gguf", "drafter.gguf"):
+        (host.directory / name).unlink()
+        os.unlink(records.record_path(str(host.directory / name)))
+    host.free = 2000
+    asked: dict[str, Any] = {
+        "old_generation": "remove_before_fetch",
+        "rollback_waived": True,
+        "clean_paths": [str(home)],
+    }
+    assert host.run(**asked)["state"] == "deferred"
+    home.rename(host.root / "models")
+    home.symlink_to(host.root / "models")
+    with pytest.raises(weights.Ds4Error, match="symbolic link"):
+        weights.make_exchange(str(host.state / "plan.json"), str(host.state), 5)
+    assert (host.root / "models/old.gguf").exists()
 
 
 def test_an_exchange_that_would_not_be_enough(host: Host) -> None:

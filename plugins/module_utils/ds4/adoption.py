@@ -2,7 +2,7 @@
 """Files that are on the host already: an installer's ~/gguf, an NFS or USB copy, the files of a running engine.
 
 A candidate is hashed once and then linked, cloned or copied. Its owner's file is never altered, re-owned or re-moded; it
-is moved only when that was asked for. This part runs as root: only an owner or root may hard-link somebody's file.
+is taken only when that was asked for, and then at the very end. This part runs as root: only an owner or root may hard-link somebody's file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from . import records
+from . import gguf, records
 from .accounts import account, readable
 from .assembly import segment_size
 from .errors import Ds4Error
@@ -72,9 +72,21 @@ class Judged:
             return None
         return records.Hashed(**known)
 
+    def read(
+        self, path: str, *, progress: Callable[[int], None] = lambda count: None, drop_cache: bool = False
+    ) -> records.Hashed:
+        """What is in a file: as remembered, or by reading all of it."""
+        hashed = self.get(path)
+        if hashed is None:
+            step = segment_size(os.stat(path).st_size)
+            hashed = records.hash_file(path, step, progress=progress, drop_cache=drop_cache)
+            self.remember(path, hashed)
+        return hashed
+
     def remember(self, path: str, hashed: records.Hashed) -> None:
         """Keep a result."""
         self._known[path] = hashed._asdict()
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
         write_json(self._path, self._known)
 
 
@@ -86,7 +98,7 @@ class Adoption:
         judged: memory of earlier looks.
         note: called with one sentence per event.
         progress: called with (role, path, bytes read).
-        move: take the file instead of sharing it.
+        move: take the file instead of sharing it, once it is ours in every other way.
     """
 
     def __init__(
@@ -127,17 +139,19 @@ class Adoption:
         return adopted
 
     def _adopt(self, item: PlanFile, path: str, target: str) -> str:
-        hashed = self._judged.get(path)
-        if hashed is None:
+        if not item.sha256:  # nobody says what it must be
+            if not readable(os.stat(path), self._who):  # nothing of another user is copied into his reach
+                raise Ds4Error(
+                    f"{path} cannot be read by {self._plan.user} and has no published hash",
+                    cure=f"let {self._plan.user} read it, or add its sha256 to ds4_weights_extra",
+                )
+            if item.target.endswith(".gguf"):
+                gguf.check_file(path)
+        if self._judged.get(path) is None:
             self._note(f"reading {path} to see whether it is {item.target}")
-            size = os.stat(path).st_size
-            hashed = records.hash_file(
-                path,
-                segment_size(size),
-                progress=lambda count: self._progress(item, path, count),
-                drop_cache=self._plan.drop_cache,
-            )
-            self._judged.remember(path, hashed)
+        hashed = self._judged.read(
+            path, progress=lambda count: self._progress(item, path, count), drop_cache=self._plan.drop_cache
+        )
         if item.sha256 and hashed.sha256 != item.sha256:
             called = self._plan.known.get(hashed.sha256, "")
             self._note(
@@ -145,51 +159,54 @@ class Adoption:
             )
             return ""
         status = os.stat(path)
-        if not item.sha256 and not readable(status, self._who):
-            raise Ds4Error(  # without a hash to compare with, nothing of another user is copied into his reach
-                f"{path} cannot be read by {self._plan.user} and has no published hash",
-                cure=f"let {self._plan.user} read it, or add its sha256 to ds4_weights_extra",
-            )
         temporary = os.path.join(self._plan.directory, f".{item.target}.adopted")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-        how = self._place(path, temporary, hashed, status, move=self._move and path != target)
+        move = self._move and path != target
+        how = self._place(path, temporary, hashed, may_link=move or readable(status, self._who))
         now, then = os.stat(temporary), (hashed.mtime_ns, hashed.bytes)
         if how == "reflinked" and (os.stat(path).st_mtime_ns, os.stat(path).st_size) != then:
             os.unlink(temporary)
             raise Ds4Error(f"{path} changed while it was cloned", cure="run again when nobody writes to it")
-        hashed = (
-            hashed._replace(mtime_ns=now.st_mtime_ns, inode=now.st_ino) if how not in ("linked", "moved") else hashed
-        )
-        trust = "manifest" if item.sha256 else "first-use"
+        hashed = hashed if how == "linked" else hashed._replace(mtime_ns=now.st_mtime_ns, inode=now.st_ino)
+        how = "moved" if move else how
+        trust = "manifest" if item.sha256 else records.FIRST_USE
         known = records.read(path) if path == target else None
         source = known["source"] if known else path
         entry = {"role": item.role, "generation": self._plan.generation, "repo": item.repo, "revision": item.revision}
         records.write(target, records.make(target, entry, hashed, how=how, source=source, trust=trust))
         os.replace(temporary, target)
         fsync_directory(self._plan.directory)
-        self._note(f"{item.target}: adopted from {path} ({how})")
         problem = records.quick_check(target, item.sha256)
         if problem:
             raise Ds4Error(
                 f"{path} changed while it was adopted", found=problem, cure="run again when nobody writes to it"
             )
+        if move:
+            self._take(path, target, status)
+        self._note(f"{item.target}: adopted from {path} ({how})")
+        if trust == records.FIRST_USE:
+            self._note(records.first_use(item.target, hashed.sha256))
         return how
 
-    def _place(self, path: str, temporary: str, hashed: records.Hashed, status: os.stat_result, *, move: bool) -> str:
+    def _take(self, path: str, target: str, status: os.stat_result) -> None:
+        """The last step of a move: a kill before it leaves two names, never none."""
+        handle = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchown(handle, self._who.uid, self._who.gid)
+            os.fchmod(handle, 0o644)
+        finally:
+            os.close(handle)
+        now = os.lstat(path)
+        if (now.st_ino, now.st_size, now.st_mtime_ns) == (status.st_ino, status.st_size, status.st_mtime_ns):
+            os.unlink(path)
+            fsync_directory(os.path.dirname(path))
+
+    def _place(self, path: str, temporary: str, hashed: records.Hashed, *, may_link: bool) -> str:
         """Give the content a second name in our directory, in the cheapest way that the service user can read."""
         # Of folders, since a file on an overlay may have another device number than its folder.
         same_disk = os.stat(os.path.dirname(path)).st_dev == os.stat(self._plan.directory).st_dev
-        if same_disk and move:
-            os.rename(path, temporary)
-            handle = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                os.fchown(handle, self._who.uid, self._who.gid)
-                os.fchmod(handle, 0o644)
-            finally:
-                os.close(handle)
-            return "moved"
-        if same_disk and readable(status, self._who):
+        if same_disk and may_link:
             try:
                 os.link(path, temporary, follow_symlinks=False)
             except OSError as error:
@@ -207,8 +224,6 @@ class Adoption:
             raise
         finally:
             os.close(handle)
-        if move:
-            os.unlink(path)
         return how
 
     @staticmethod

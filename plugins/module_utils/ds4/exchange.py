@@ -8,12 +8,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import adoption, fetch_unit, generations, space
+from . import adoption, fetch_unit, generations, guest, space
 from .errors import Ds4Error
 from .files import human_bytes, read_json, write_json
 from .host import ds4_processes
 from .plan import Plan, load
 from .wanted import ROOM, Look, Outcome, Wanted, result_of
+
+READ_WAIT_SECONDS = 900.0  # longest wait for memory while old files are read beside an engine
 
 
 def tight_rooms(
@@ -35,12 +37,28 @@ def _no_room(tight: Sequence[space.Room], more: str = "") -> Ds4Error:
     )
 
 
+def read_doubtful(wanted: Wanted, found: Look) -> None:
+    """Read files whose length alone fits, so that room is counted by what is in them."""
+    judged = adoption.Judged(wanted.layout.judged)
+    patience = _patience(wanted)
+    for path in dict.fromkeys(path for paths in found.doubtful.values() for path in paths):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            judged.read(path, progress=lambda count: patience.wait(), drop_cache=True)
+
+
+def _patience(wanted: Wanted) -> guest.Patience:
+    """For reading weights in this very process: step back, and wait for memory like the fetch does."""
+    guest.step_back()
+    return guest.Patience(wanted.memory_floor_kib if ds4_processes() else 0, READ_WAIT_SECONDS)
+
+
 def old_files(
     wanted: Wanted, *, read: bool = False, note: Callable[[str], None] = lambda text: None
 ) -> list[generations.Old]:
     """What the wanted generation does not need; see :func:`ds4.generations.find`."""
     care, plan = wanted.care, wanted.plan
     open_paths = [path for engine in ds4_processes() for path in engine["weights"]]
+    patience = _patience(wanted) if read else None
     return generations.find(
         plan.directory,
         care.known,
@@ -49,7 +67,7 @@ def old_files(
         adoption.Judged(wanted.layout.judged),
         paths=care.paths,
         rollback_waived=care.rollback_waived,
-        read=read,
+        read=(lambda count: patience.wait()) if patience else None,
         note=note,
     )
 
@@ -64,15 +82,19 @@ def leave_to_switch(
     """
     asked = wanted.care.policy == generations.BEFORE_FETCH
     olds = old_files(wanted, read=asked and not check)
+    doubt = "".join(
+        f"; unless {' or '.join(paths)} is {role}, which only reading it tells"
+        for role, paths in found.doubtful.items()
+    )
     if not asked:
-        raise _no_room(tight, f"; old files: {generations.describe(olds)}" if olds else "")
+        raise _no_room(tight, (f"; old files: {generations.describe(olds)}" if olds else "") + doubt)
     freed: dict[int, int] = {}
     for old in olds:  # whatever serves now will have stopped by then
         device = os.stat(old.path).st_dev
         freed[device] = freed.get(device, 0) + old.bytes
     still = tight_rooms(wanted, found.needs, freed)
     if still:
-        raise _no_room(still, f", after removing {generations.describe(olds)}")
+        raise _no_room(still, f", after removing {generations.describe(olds)}{doubt}")
     minutes = found.to_fetch / (110 * 1024**2) / 60
     text = (
         f"{generations.describe(olds)} will be deleted in the switch, then {human_bytes(found.to_fetch)} fetched while the service "
@@ -168,15 +190,25 @@ def delete(plan: Plan, layout: fetch_unit.Layout) -> str:
         What was deleted; empty when nothing was planned for this plan.
 
     Raises:
-        Ds4Error: an engine still uses a file.
+        Ds4Error: an engine still uses a file, or something else lies at its path by now; nothing was deleted.
     """
     planned = read_json(layout.exchange)
     if not isinstance(planned, dict) or planned.get("plan") != plan.id:
         return ""
-    opened = {os.path.realpath(name) for engine in ds4_processes() for name in engine["weights"]}
+    open_paths = [name for engine in ds4_processes() for name in engine["weights"]]
+    opened = generations.identities(open_paths)
+    judged = adoption.Judged(layout.judged)
     olds = [generations.Old(**entry)._replace(kept_for="") for entry in planned["delete"]]
     for old in olds:
-        if os.path.realpath(old.path) in opened:
+        changed = generations.changed(old, plan.directory, judged)
+        if changed:
+            raise Ds4Error(
+                f"{old.path} is not what was to be deleted",
+                found=changed,
+                required=f"the {old.called} that was there when the run planned its removal",
+                cure="run site.yml again, which looks anew",
+            )
+        if generations.identities([old.path]) & opened:
             raise Ds4Error(
                 f"{old.path} is in use by a running engine",
                 required="no engine at all: a mapped file frees nothing when it is deleted",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import pwd
@@ -16,11 +17,12 @@ import stat
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from . import journal, records, transfer
+from . import gguf, journal, records, transfer
 from .assembly import Assembled, Assembly, Limits, Valve, segment_size
 from .errors import Ds4Error
 from .files import TEMPORARY, fsync_directory, human_bytes, is_ours, read_json
@@ -160,6 +162,7 @@ class Fetch:
         )
         self._assembly: tuple[PlanFile, Assembly] | None = None
         self._received_before = 0  # by assemblies that are closed
+        self._pinned: dict[str, str] = {}  # role → who said the hash of a file that no manifest pins
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -227,8 +230,14 @@ class Fetch:
     def _ensure(self, item: PlanFile) -> None:
         row = self.status.row(item)
         path = self.plan.path(item)
-        if not records.quick_check(path, item.sha256):
-            self._done(item, records.read(path) or {})
+        if not item.sha256:
+            self._pin(item, path)
+        record = records.read(path)
+        if record and not records.quick_check(path, item.sha256) and item.bytes in (None, record["bytes"]):
+            if self._trust(item, record) != record["trust"]:
+                record["trust"] = self._trust(item, record)
+                records.write(path, record)
+            self._done(item, record)
             return
         if os.path.islink(path):
             raise Ds4Error(
@@ -247,6 +256,33 @@ class Fetch:
             )
         row["state"] = "fetching"
         self._download(item)
+
+    def _pin(self, item: PlanFile, path: str) -> None:
+        """Hold a file whose hash no manifest says to the hub's own statement, or to what was recorded at first use."""
+        record = records.read(path)
+        if not os.path.lexists(path):
+            if record and (record["repo"], record["revision"]) == (item.repo, item.revision):
+                item.sha256, self._pinned[item.role] = record["sha256"], record["trust"]
+            return
+        brought = record is None or (record["how"] != "fetched" and record["trust"] == records.FIRST_USE)
+        if not self.plan.fetch or not brought:
+            return
+        for url in item.sources:  # somebody else laid it there: the first source that answers says what it should be
+            try:
+                size, sha256 = self._probe(transfer.source(url, self._network(), item.bytes, ""))
+            except TransferError as error:
+                self.status.note(f"{transfer.bare(url)}: {error.reason}")
+                continue
+            item.bytes = size
+            if sha256:
+                item.sha256, self._pinned[item.role] = sha256, "hub"
+            return
+
+    def _trust(self, item: PlanFile, record: dict[str, Any] | None = None) -> str:
+        """Who vouches for the hash of a file."""
+        if item.sha256:
+            return self._pinned.get(item.role, "manifest")
+        return str(record["trust"]) if record else records.FIRST_USE
 
     def _done(self, item: PlanFile, record: dict[str, Any]) -> None:
         part = self.plan.part(item)
@@ -269,7 +305,10 @@ class Fetch:
         before = records.read(path)
         wanted = item.sha256 or (before["sha256"] if before else "")
         hashed: records.Hashed | None = None
-        if item.bytes is None or size == item.bytes:
+        found = f"{size} bytes, not {item.bytes}" if item.bytes not in (None, size) else ""
+        if not wanted and not found and item.target.endswith(".gguf"):
+            found = _looks(path)
+        if not found:
 
             def progress(count: int) -> None:
                 row["hashed"] += count
@@ -286,25 +325,46 @@ class Fetch:
                 ) from error
             if hashed.sha256 == (wanted or hashed.sha256):
                 how, source = (before["how"], before["source"]) if before else ("found", path)
-                trust = "manifest" if item.sha256 else before["trust"] if before else "first-use"
-                record = records.make(path, self._entry(item), hashed, how=how, source=source, trust=trust)
+                record = records.make(
+                    path, self._entry(item), hashed, how=how, source=source, trust=self._trust(item, before)
+                )
                 records.write(path, record)
+                if not wanted:
+                    self.status.note(records.first_use(item.target, hashed.sha256))
                 self._done(item, record)
                 return True
-        found = f"sha256 {hashed.sha256}{self._called(hashed.sha256)}" if hashed else f"{size} bytes, not {item.bytes}"
-        if hashed and before and before["sha256"] == wanted and self._salvage(item, path, before, hashed):
+            found = f"sha256 {hashed.sha256}{self._called(hashed.sha256)}"
+        damaged = before is not None and before["sha256"] == wanted and hashed is not None and _mostly(before, hashed)
+        if damaged and before and hashed and self._salvage(item, path, before, hashed):
             self.status.note(f"{item.target} is damaged ({found}); fetching only what is wrong again")
         else:
-            aside = f"{path}.{hashed.sha256[:8] if hashed else 'wrong'}.quarantine"
-            os.replace(path, aside)
+            ours = damaged and before is not None and before["how"] not in ("linked", "found")
+            aside = self._set_aside(item, path, hashed, ours=ours)
             self.status.note(f"{item.target} has another content ({found}); moved to {os.path.basename(aside)}")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(records.record_path(path))
         fsync_directory(self.plan.directory)
-        if wanted:
-            item.sha256 = wanted  # recorded at first use: the next copy has to be the same
+        if before and not item.sha256:  # recorded at first use: the next copy has to be the same
+            item.sha256, self._pinned[item.role] = wanted, before["trust"]
         row.update(state="waiting", done=0, hashed=0, bytes=item.bytes)
         return False
+
+    def _set_aside(self, item: PlanFile, path: str, hashed: records.Hashed | None, *, ours: bool) -> str:
+        """Free the final name. A damaged file of ours goes when the new one is there; what anybody else laid there stays.
+
+        A file of another generation gets a record, so that it is known as what it is.
+        """
+        if ours:
+            aside = self.plan.part(item)[: -len(".part")] + ".quarantine"
+            os.replace(path, aside)
+            return aside
+        aside = f"{path}.{hashed.sha256[:8] if hashed else 'wrong'}.quarantine"
+        os.replace(path, aside)
+        if hashed and hashed.sha256 in self.plan.known:
+            generation, _, role = self.plan.known[hashed.sha256].rpartition(" ")
+            entry = {"role": role, "generation": generation}
+            records.write(aside, records.make(aside, entry, hashed, how="found", source=path, trust="manifest"))
+        return aside
 
     def _segment(self, size: int) -> int:
         return self.plan.segment_bytes or segment_size(size)
@@ -345,15 +405,13 @@ class Fetch:
         for _attempt in range(2):
             assembled, source, size, wanted = self._from_sources(item, sources)
             if not wanted:
-                self.status.note(
-                    f"{item.target}: nobody publishes its hash; recorded at first use: sha256 {assembled.sha256}"
-                )
+                self.status.note(records.first_use(item.target, assembled.sha256))
             if not wanted or assembled.sha256 == wanted:
                 if earlier:
                     self.status.note(
                         f"{item.target}: the first download was damaged at {_places(earlier[0], assembled, size)}"
                     )
-                trust = "manifest" if item.sha256 else "hub" if wanted else "first-use"
+                trust = "hub" if wanted and not item.sha256 else self._trust(item)
                 self._publish(item, part, assembled, source.name, trust)
                 return
             called = self._called(assembled.sha256)
@@ -362,6 +420,9 @@ class Fetch:
             self._quarantine(part)
             sources = sources[1:] + sources[:1]  # another source first, when there is one
         same = earlier[0].crcs == earlier[1].crcs
+        cure = "another entry in weights_sources; or, when the manifest is wrong, ds4_weights_extra"
+        if self._trust(item) == records.FIRST_USE:
+            cure = f"remove {records.record_path(self.plan.path(item))} if the new content is wanted, then run again"
         raise Ds4Error(
             f"{item.target} arrived twice with a wrong hash",
             found=f"sha256 {earlier[0].sha256}, then {earlier[1].sha256}{self._called(earlier[1].sha256)}; "
@@ -371,7 +432,7 @@ class Fetch:
                 else f"the downloads differ at {_places(earlier[0], earlier[1], size)}"
             ),
             required=f"sha256 {wanted}",
-            cure="another entry in weights_sources; or, when the manifest is wrong, ds4_weights_extra",
+            cure=cure,
             evidence={"sha256_found": [one.sha256 for one in earlier], "sha256_wanted": wanted},
         )
 
@@ -381,18 +442,17 @@ class Fetch:
         failures: list[tuple[str, TransferError]] = []
         received = self._received_before
         for url in urls:
-            source = transfer.source(url, network, item.bytes, item.sha256)
-            self.status.row(item)["source"] = source.name
+            name = self.status.row(item)["source"] = transfer.bare(url)
             try:
+                source = transfer.source(url, network, item.bytes, item.sha256)
                 size = item.bytes
                 if size is None:
-                    size = self._probe(source)
-                    source.size = size
+                    size = source.size = self._probe(source)[0]
                 assembled = self._assemble(item, size, source)
                 return assembled, source, size, item.sha256 or source.claims.sha256
             except TransferError as error:
-                self.status.note(f"{source.name}: {error.reason}")
-                failures.append((source.name, error))
+                self.status.note(f"{name}: {error.reason}")
+                failures.append((name, error))
         progress = self._received_before > received
         raise Ds4Error(
             f"{item.target} ({item.role}) could not be fetched",
@@ -402,7 +462,8 @@ class Fetch:
             evidence={"again": progress},
         )
 
-    def _probe(self, source: transfer.Source) -> int:
+    def _probe(self, source: transfer.Source) -> tuple[int, str]:
+        """Length of a file as its source says it, and its sha256 where the source says that too."""
         lines = source.connections()
         try:
             claims = source.probe(lines)
@@ -410,7 +471,7 @@ class Fetch:
             lines.close()
         if claims.size is None:
             raise TransferError("does not say how long the file is", final=True)
-        return claims.size
+        return claims.size, claims.sha256
 
     def _assemble(self, item: PlanFile, size: int, source: transfer.Source) -> Assembled:
         part = self.plan.part(item)
@@ -457,6 +518,7 @@ class Fetch:
             no_proxy=plan.no_proxy,
             ca_file=plan.ca_file,
             token=self._secrets.token,
+            token_hosts=tuple(plan.token_hosts),
             allowed_hosts=tuple(plan.allowed_hosts),
             stall_seconds=plan.stall_seconds,
         )
@@ -488,6 +550,21 @@ class Fetch:
             os.unlink(part[: -len(".part")] + ".quarantine")
         self._done(item, record)
         self.status.note(f"{item.target}: complete, sha256 {assembled.sha256}")
+
+
+def _looks(path: str) -> str:
+    """Why a file of unknown hash cannot be the wanted one; empty when nothing speaks against it."""
+    try:
+        gguf.check_file(path)
+    except Ds4Error as error:
+        return error.found
+    return ""
+
+
+def _mostly(before: dict[str, Any], hashed: records.Hashed) -> bool:
+    """Is this the recorded file with some damage, and not another one that was written over it?"""
+    pairs = list(itertools.zip_longest(records.segment_crcs(before), hashed.crcs))
+    return 2 * sum(1 for one, other in pairs if one == other) > len(pairs)
 
 
 def _places(first: Assembled, second: Assembled, size: int) -> str:
@@ -594,8 +671,8 @@ def _work(plan: Plan, secrets: Secrets | Ds4Error) -> int:
         if isinstance(secrets, Ds4Error):
             raise secrets
         fetch.run()
-    except (Ds4Error, OSError) as raised:
-        error = raised if isinstance(raised, Ds4Error) else _trouble(plan, raised)
+    except Exception as raised:  # whatever it is, nobody shall wait for a status that never comes
+        error = _trouble(plan, raised)
         again = bool(error.evidence.get("again"))
         status.value.update(state="failed", detail=error.what, error=error.result()["error"], again=again)
         fetch.tell()
@@ -606,7 +683,17 @@ def _work(plan: Plan, secrets: Secrets | Ds4Error) -> int:
     return 0
 
 
-def _trouble(plan: Plan, error: OSError) -> Ds4Error:
+def _trouble(plan: Plan, error: Exception) -> Ds4Error:
+    """What to tell about an exception."""
+    if isinstance(error, Ds4Error):
+        return error
+    if not isinstance(error, OSError):
+        traceback.print_exception(type(error), error, error.__traceback__)
+        return Ds4Error(
+            "The fetcher met something it does not know",
+            found=f"{type(error).__name__}: {error}",
+            cure="run again (what is there is kept); report it with `journalctl -u ds4-fetch`",
+        )
     return Ds4Error(
         f"{plan.directory} cannot be used",
         found=f"{error.strerror}" + (f": {error.filename}" if error.filename else ""),
@@ -667,7 +754,7 @@ def verify(plan: Plan, deep: bool) -> list[dict[str, Any]]:
         elif problem:
             entry = {"role": item.role, "generation": plan.generation, "repo": item.repo, "revision": item.revision}
             how, source = (record["how"], record["source"]) if record else ("found", path)
-            trust = "manifest" if item.sha256 else record["trust"] if record else "first-use"
+            trust = "manifest" if item.sha256 else record["trust"] if record else records.FIRST_USE
             records.write(path, records.make(path, entry, hashed, how=how, source=source, trust=trust))
             result["problem"] = records.quick_check(path, item.sha256)
     return results

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from . import records
 from .adoption import Judged
-from .assembly import segment_size
 from .errors import Ds4Error
 from .files import MARKER_NAME, fsync_directory, human_bytes, is_ours, read_json
 
@@ -84,20 +83,23 @@ def uses(deployments: str, current: str, state: str, open_paths: Iterable[str]) 
     history = read_json(os.path.join(state, "deployments.json"))
     proven = [str(entry["id"]) for entry in history["proven"]] if isinstance(history, dict) else []
     before = next((name for name in proven if name != active and manifest(name)), "")
-    opened = set()
-    for path in open_paths:
-        try:
-            found = os.stat(path)
-        except OSError:
-            continue
-        opened.add((found.st_dev, found.st_ino))
     return Uses(
         hashes(manifest(active)) if active else frozenset(),
         bool(active) and active in proven,
         hashes(manifest(before)) if before else frozenset(),
         str(manifest(before).get("release", before)) if before else "",
-        frozenset(opened),
+        identities(open_paths),
     )
+
+
+def identities(paths: Iterable[str]) -> frozenset[tuple[int, int]]:
+    """Device and inode of files, as far as they are there: a file may have more than one name."""
+    found = set()
+    for path in paths:
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            found.add((status.st_dev, status.st_ino))
+    return frozenset(found)
 
 
 def find(
@@ -109,7 +111,7 @@ def find(
     *,
     paths: Sequence[str] = (),
     rollback_waived: bool = False,
-    read: bool = False,
+    read: Callable[[int], None] | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> list[Old]:
     """Files of old generations and leftovers.
@@ -122,7 +124,8 @@ def find(
         judged: hashes of files without a record.
         paths: directories and files outside our directory that the operator named.
         rollback_waived: what a return to the previous deployment needs may go too.
-        read: hash files that have no valid record (reads all of them once); otherwise they are left out.
+        read: hash files that have no valid record (each of them once), calling this with the bytes of every read, which
+            may wait; None leaves them out.
         note: called with one sentence per file that is left out.
     """
     by_hash = {str(entry["sha256"]): entry for entry in known if entry.get("sha256")}
@@ -175,18 +178,39 @@ def _files(directory: str, paths: Sequence[str], note: Callable[[str], None]) ->
                 yield path
 
 
-def _content(path: str, inside: bool, status: os.stat_result, sizes: set[int], judged: Judged, read: bool) -> str:
+def _content(
+    path: str,
+    inside: bool,
+    status: os.stat_result,
+    sizes: set[int],
+    judged: Judged,
+    read: Callable[[int], None] | None = None,
+) -> str:
     """sha256 of a file, from its record or an earlier look, or by reading it; empty when it is none of ours."""
     record = records.read(path) if inside else None
     if record is not None and not records.quick_check(path):
         return str(record["sha256"])
     if status.st_size not in sizes:
         return ""
-    hashed = judged.get(path)
-    if hashed is None and read:
-        hashed = records.hash_file(path, segment_size(status.st_size), drop_cache=True)
-        judged.remember(path, hashed)
+    hashed = judged.read(path, progress=read, drop_cache=True) if read else judged.get(path)
     return hashed.sha256 if hashed else ""
+
+
+def changed(old: Old, directory: str, judged: Judged) -> str:
+    """Say what speaks against removing a file that was found some time ago; empty when it is gone or still the same."""
+    inside = os.path.dirname(old.path) == directory
+    try:
+        status = os.lstat(old.path)
+    except FileNotFoundError:
+        return ""
+    if not stat.S_ISREG(status.st_mode):
+        return "not a regular file"
+    if not inside and os.path.islink(os.path.dirname(old.path)):
+        return f"{os.path.dirname(old.path)} is a symbolic link"
+    if not old.sha256:
+        return "" if inside and _LEFTOVER.fullmatch(os.path.basename(old.path)) else "no leftover of ours"
+    sha256 = _content(old.path, inside, status, {status.st_size}, judged)
+    return "" if sha256 == old.sha256 else f"sha256 {sha256}" if sha256 else "a file that changed since it was verified"
 
 
 def remove(olds: Iterable[Old]) -> list[Old]:

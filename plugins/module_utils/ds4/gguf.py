@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from typing import NamedTuple
 
@@ -37,6 +38,25 @@ def parse(start: bytes, name: str) -> Header:
     if version not in _VERSIONS or tensors > _PLAUSIBLE or metadata > _PLAUSIBLE:
         raise _other(name, f"GGUF magic with version {version}, {tensors} tensors, {metadata} metadata pairs")
     return Header(version, tensors, metadata)
+
+
+def check_file(path: str) -> None:
+    """What can be seen of a file whose hash nobody publishes: its header, and that no download is half done.
+
+    Raises:
+        Ds4Error: it is something else, or not whole.
+        OSError: it cannot be read.
+    """
+    control = f"{path}.aria2"
+    if os.path.lexists(control):
+        raise Ds4Error(
+            f"{path} is a download that was never finished",
+            found=control,
+            required="a whole file",
+            cure="finish it with what began it, or remove both",
+        )
+    with open(path, "rb") as stream:
+        parse(stream.read(HEADER_BYTES), path)
 
 
 def _other(name: str, found: str) -> Ds4Error:

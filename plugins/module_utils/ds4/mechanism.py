@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         generations,
         gguf,
         gpu,
+        guest,
         host,
         host_layout,
         journal,

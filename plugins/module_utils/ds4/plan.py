@@ -14,6 +14,7 @@ from .errors import Ds4Error
 from .files import digest, read_json, write_json
 
 SCHEMA = 1
+HUB = "huggingface.co"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TODAY = ("adopt", "memory_floor_kib", "drop_cache")  # depend on what runs on the host at the moment
 
@@ -50,6 +51,7 @@ class Plan:
         adopt: files and directories on this host that may hold the wanted content already.
         known: sha256 → ``generation role`` of everything our manifests know, for messages.
         token_file, proxy_credentials_file: paths; their content is never in a plan.
+        token_hosts: the only hosts that get the token, see :func:`token_hosts`.
         mount: ``path`` and ``uuid`` of the file system that must hold the directory; empty path: not checked.
         memory_floor_kib: transfers wait while MemAvailable is below; 0: never.
         drop_cache: leave no pages of the weights in the page cache (a guest beside a live engine).
@@ -80,6 +82,7 @@ class Plan:
     no_proxy: str = ""
     ca_file: str = ""
     token_file: str = ""
+    token_hosts: list[str] = dataclasses.field(default_factory=list)
     allowed_hosts: list[str] = dataclasses.field(default_factory=list)
     memory_floor_kib: int = 0
     drop_cache: bool = False
@@ -166,11 +169,7 @@ def errors(plan: Plan) -> list[str]:
             found.append(f"{item.role}: {item.bytes} bytes")
         if plan.fetch and not item.sources:
             found.append(f"{item.role}: no source (weights_sources is empty)")
-        schemes = {urllib.parse.urlsplit(url).scheme for url in item.sources} - {"http", "https", "file"}
-        if schemes:
-            found.append(
-                f"{item.role}: weights_sources holds {', '.join(sorted(schemes))}, not http, https or a directory"
-            )
+        found += [f"{item.role}: weights_sources holds {problem}" for problem in _address_problems(item.sources)]
     for key in ("role", "target"):
         values = [getattr(item, key) for item in plan.files]
         found += [
@@ -178,14 +177,46 @@ def errors(plan: Plan) -> list[str]:
         ]
     if not os.path.isabs(plan.directory):
         found.append(f"directory {plan.directory!r} is not absolute")
-    proxy = urllib.parse.urlsplit(plan.proxy_url)
-    if plan.proxy_url and (proxy.scheme != "http" or not proxy.hostname):
+    proxy = _split(plan.proxy_url)
+    if plan.proxy_url and (proxy is None or proxy.scheme != "http" or not proxy.hostname):
         found.append("weights_proxy_url is not of the form http://host:port")
-    if proxy.username or proxy.password:
+    if proxy and (proxy.username or proxy.password):
         found.append("weights_proxy_url holds credentials; put user:password into weights_proxy_credentials_file")
     if not 1 <= plan.connections <= 64:
         found.append(f"weights_connections {plan.connections} is not between 1 and 64")
     return found
+
+
+def _split(url: str) -> urllib.parse.SplitResult | None:
+    """Parts of an address; None when it is none, as with a port that is no number."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return parts if parts.port is None or parts.port else None
+    except ValueError:
+        return None
+
+
+def _address_problems(urls: Sequence[str]) -> list[str]:
+    """Each kind of unusable address once."""
+    found = []
+    for url in urls:
+        parts = _split(url)
+        if parts is None or (parts.scheme in ("http", "https") and not parts.hostname):
+            found.append(f"{url.partition('?')[0].rpartition('@')[2]}, which is no address")
+        elif parts.scheme not in ("http", "https", "file"):
+            found.append(f"{parts.scheme}, not http, https or a directory")
+    return list(dict.fromkeys(found))
+
+
+def token_hosts(sources: Sequence[str]) -> list[str]:
+    """Whom a token is meant for when nobody says: the hub. A mirror or a machine of the LAN in the same list is not.
+
+    The hub is huggingface.co where it is among the sources, else the first endpoint, else the first address at all.
+    """
+    addresses = [source for source in sources if not source.startswith(("/", "file:"))]
+    endpoints = [source for source in addresses if "{" not in source]
+    hosts = [parts.hostname or "" for source in [*endpoints, *addresses] if (parts := _split(source))]
+    return [HUB] if HUB in hosts else hosts[:1]
 
 
 def source_urls(sources: Sequence[str], repo: str, revision: str, file: str) -> list[str]:

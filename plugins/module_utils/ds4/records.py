@@ -22,6 +22,7 @@ from .process import user_name
 
 SCHEMA = 1
 SUFFIX = ".record.json"
+FIRST_USE = "first-use"  # nobody publishes the hash: what was there at first is what holds
 BUFFER_BYTES = 1024 * 1024
 
 
@@ -86,6 +87,9 @@ def hash_file(
             crcs.append(crc)
             if drop_cache:
                 os.posix_fadvise(handle, start, end - start, os.POSIX_FADV_DONTNEED)
+                if copy_to is not None:  # only what is on the disk can be dropped
+                    os.fdatasync(copy_to)
+                    os.posix_fadvise(copy_to, start, end - start, os.POSIX_FADV_DONTNEED)
             if at < end:
                 break
         after = os.fstat(handle)
@@ -139,6 +143,11 @@ def make(path: str, item: dict[str, Any], hashed: Hashed, *, how: str, source: s
         "segment_crc32": "".join(f"{crc:08x}" for crc in hashed.crcs),
         "verified_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def first_use(name: str, sha256: str) -> str:
+    """One sentence for people about a file without a published hash."""
+    return f"{name}: nobody publishes its hash; recorded at first use: sha256 {sha256}"
 
 
 def write(path: str, record: dict[str, Any]) -> None:

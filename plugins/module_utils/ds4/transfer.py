@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Optional, Union
 
 from .errors import Ds4Error
+from .plan import HUB
 
 CONNECT_SECONDS = 15.0  # limit for a TCP or TLS handshake
 REDIRECTS = 8
@@ -32,7 +33,6 @@ RETRY_AFTER_LIMIT_SECONDS = 900.0  # a server asking for more is asked again aft
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)\s*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GONE = frozenset({401, 403, 404, 410})  # what a signed address answers when its time is over
-_HUB = "huggingface.co"  # whose signed addresses may be anywhere
 
 
 class TransferError(Exception):
@@ -72,6 +72,7 @@ class Network(NamedTuple):
         no_proxy: hosts that are reached directly, separated by commas.
         ca_file: PEM file of authorities trusted beside those of the system; empty for none.
         token: sent as ``Authorization: Bearer`` to the source's own origin; empty for none.
+        token_hosts: the only hosts that get it.
         allowed_hosts: hosts to which a mirror may redirect beside itself.
         stall_seconds: a connection silent for so long is given up.
     """
@@ -81,6 +82,7 @@ class Network(NamedTuple):
     no_proxy: str = ""
     ca_file: str = ""
     token: str = ""
+    token_hosts: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     stall_seconds: float = 30.0
 
@@ -116,15 +118,25 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, url: str) -> Origin:
-        parts = urllib.parse.urlsplit(url)
-        return cls(parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+        """The other side of an address.
+
+        Raises:
+            TransferError: there can be none of this form.
+        """
+        try:
+            parts = urllib.parse.urlsplit(url)
+            return cls(parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+        except ValueError as error:
+            raise TransferError(f"an address that cannot be used: {error}", final=True) from error
 
 
 def bare(url: str) -> str:
     """An address without its query (signatures) and without credentials, fit for messages and records."""
-    parts = urllib.parse.urlsplit(url)
-    host = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
-    return urllib.parse.urlunsplit((parts.scheme, host, parts.path, "", ""))
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:
+        return url.partition("?")[0].rpartition("@")[2]
+    return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def retry_after_seconds(value: str | None, date: str | None = None) -> float | None:
@@ -414,7 +426,7 @@ class HttpSource:
             raise TransferError(f"{bare(before)} redirects to an address that is not HTTP", first=True)
         if target.scheme == "http" and Origin.of(before).scheme == "https":
             raise TransferError(f"{bare(before)} redirects from https to plain http on {target.host}", final=True)
-        mirror = self._origin.host != _HUB
+        mirror = self._origin.host != HUB  # whose signed addresses may be anywhere
         if mirror and target.host != self._origin.host and target.host not in self._network.allowed_hosts:
             raise TransferError(
                 f"{self._origin.host} redirects to {target.host}, which is not among the allowed hosts",
@@ -424,7 +436,7 @@ class HttpSource:
         return url
 
     def _authorization(self, url: str) -> dict[str, str]:
-        if self._network.token and Origin.of(url) == self._origin:
+        if self._network.token and Origin.of(url) == self._origin and self._origin.host in self._network.token_hosts:
             return {"Authorization": f"Bearer {self._network.token}"}
         return {}
 
@@ -484,13 +496,12 @@ class HttpSource:
             return TransferError(*_PROXY_407, final=True, cure=_PROXY_CURE)
         if status in (401, 403):
             self._address = None
-            return TransferError(
-                f"{host} refuses access (HTTP {status})",
-                first=True,
-                cure="weights_token_file: a token that may read this repository"
-                if status == 401 or self._network.token
-                else "weights_token_file: a token that may read this repository, or ask its owner for access",
-            )
+            cure = "weights_token_file: a token that may read this repository"
+            if self._network.token and self._origin.host not in self._network.token_hosts:
+                cure = f"weights_token_hosts: [{self._origin.host}], when the token is meant for this host"
+            elif status == 403 and not self._network.token:
+                cure += ", or ask its owner for access"
+            return TransferError(f"{host} refuses access (HTTP {status})", first=True, cure=cure)
         if status in (404, 410):
             self._address = None
             return TransferError(

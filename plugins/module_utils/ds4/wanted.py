@@ -15,6 +15,7 @@ from .fetch_unit import Layout
 from .files import existing_parent, read_json
 from .host import ds4_processes
 from .plan import Plan, PlanFile, errors, source_urls
+from .plan import token_hosts as default_token_hosts
 
 ROOM = "weights"
 
@@ -69,7 +70,8 @@ class Look(NamedTuple):
     Attributes:
         good: role → record of a file that needs nothing.
         missing: role → why not.
-        candidates: role → files that may be adopted.
+        candidates: role → files that may be adopted: known by their content, or at least of the right name.
+        doubtful: role → files of the right length that have another name; only reading them tells.
         in_place: roles whose file has its final name and has to be read.
         to_fetch: bytes that would come over the wire, as far as lengths are known.
         needs: room that the difference takes.
@@ -78,6 +80,7 @@ class Look(NamedTuple):
     good: dict[str, dict[str, Any]]
     missing: dict[str, str]
     candidates: dict[str, list[str]]
+    doubtful: dict[str, list[str]]
     in_place: list[str]
     to_fetch: int
     needs: list[space.Need]
@@ -91,6 +94,7 @@ def build_plan(
     layout: Layout,
     user: str,
     known: Iterable[Mapping[str, Any]] = (),
+    token_hosts: Sequence[str] = (),
     allowed_hosts: Sequence[str] = (),
     **settings: Any,
 ) -> Plan:
@@ -100,6 +104,7 @@ def build_plan(
         files: ``{role, file, repo, revision, bytes, sha256, sources}``; ``sources`` of a file go before the general ones.
         sources: see :func:`ds4.plan.source_urls`.
         known: entries of all manifests: ``{generation, role, sha256}``.
+        token_hosts: hosts that get the token; empty: see :func:`ds4.plan.token_hosts`.
         settings: further fields of :class:`ds4.plan.Plan`.
 
     Raises:
@@ -127,6 +132,7 @@ def build_plan(
         files=wanted,
         status_file=layout.status,
         known={str(e["sha256"]): f"{e['generation']} {e['role']}" for e in known if e.get("sha256")},
+        token_hosts=sorted(token_hosts) or default_token_hosts(sources),
         allowed_hosts=sorted(allowed_hosts),
         **settings,
     )
@@ -145,7 +151,8 @@ def build_plan(
 def look(wanted: Wanted) -> Look:
     """Compare what is wanted with what is there; reads records, never a weights file."""
     plan, who = wanted.plan, accounts.future_account(wanted.plan.user) if os.geteuid() == 0 else None
-    found = Look({}, {}, {}, [], 0, [])
+    judged = adoption.Judged(wanted.layout.judged)
+    found = Look({}, {}, {}, {}, [], 0, [])
     to_fetch = 0
     for item in plan.files:
         path, size = plan.path(item), item.bytes or 0
@@ -160,22 +167,45 @@ def look(wanted: Wanted) -> Look:
             found.in_place.append(item.role)
             found.needs.append(space.Need(plan.directory, size, item.role))
             continue
-        if _worth_reading(path, size, record):
+        if _worth_reading(path, item, record, judged):
             found.in_place.append(item.role)
             continue
-        paths = adoption.candidates(item, plan.adopt, plan.directory)
-        if paths:
-            found.candidates[item.role] = paths
-        if any(_shareable(one, plan.directory, who) for one in paths):
+        sure, doubtful = _candidates(plan, item, judged)
+        if sure:
+            found.candidates[item.role] = sure
+        if any(_shareable(one, plan.directory, who) for one in sure):
             continue
-        to_fetch += 0 if paths else max(size - _present(plan, item), 0)
+        if doubtful:
+            found.doubtful[item.role] = doubtful
+        to_fetch += 0 if sure else max(size - _present(plan, item), 0)
         found.needs.append(space.Need(plan.directory, size - space.credit(plan.part(item), size), item.role))
     return found._replace(to_fetch=to_fetch)
 
 
-def _worth_reading(path: str, size: int, record: Mapping[str, Any] | None) -> bool:
-    """A file of the right length that nobody has found damaged."""
-    return os.path.isfile(path) and os.stat(path).st_size == size and not (record and record.get("damaged"))
+def _worth_reading(path: str, item: PlanFile, record: Mapping[str, Any] | None, judged: adoption.Judged) -> bool:
+    """A file of the right length that nobody has found damaged, and nobody has found to be another one."""
+    if not os.path.isfile(path) or item.bytes not in (None, os.stat(path).st_size):
+        return False
+    if record and record.get("damaged"):
+        return False
+    known = "" if record is None or records.quick_check(path) else str(record["sha256"])
+    hashed = judged.get(path)
+    known = known or (hashed.sha256 if hashed else "")
+    return not known or not item.sha256 or known == item.sha256
+
+
+def _candidates(plan: Plan, item: PlanFile, judged: adoption.Judged) -> tuple[list[str], list[str]]:
+    """Files that can be counted on, and those of which only the length fits: both base files have the same one."""
+    sure, doubtful = [], []
+    for path in adoption.candidates(item, plan.adopt, plan.directory):
+        hashed = judged.get(path)
+        if hashed is not None and item.sha256:
+            sure += [path] if hashed.sha256 == item.sha256 else []
+        elif os.path.basename(path) == os.path.basename(item.file):
+            sure.append(path)
+        else:
+            doubtful.append(path)
+    return sure, doubtful
 
 
 def _shareable(path: str, directory: str, who: accounts.Account | None) -> bool:

@@ -56,6 +56,12 @@ def present(wanted: Wanted, python: str, *, check: bool, wait_seconds: float) ->
         return Outcome("done", {"changed": bool(changes), **result_of(wanted, found), **report, **summary})
     fetch.Secrets.of(wanted.plan)  # a file that is missing or open to others is better found now
     tight = exchange.tight_rooms(wanted, found.needs)
+    if (
+        tight and found.doubtful and not check
+    ):  # before anything is refused, or deleted: is it there under another name?
+        exchange.read_doubtful(wanted, found)
+        found = look(wanted)
+        tight = exchange.tight_rooms(wanted, found.needs)
     if tight:
         if changes and not check and care.policy == generations.BEFORE_FETCH:
             fetch_unit.store(wanted.plan, layout, changes)
@@ -174,6 +180,9 @@ def _planned(wanted: Wanted, found: Look, changes: Sequence[str]) -> dict[str, A
         unknown = " and files of unknown length" if any(item.bytes is None for item in fetched) else ""
         parts.append(f"would fetch {human_bytes(found.to_fetch)} ({found.to_fetch} bytes){unknown} from {places}")
     parts += [f"would adopt {role} from {paths[0]} after verifying it" for role, paths in found.candidates.items()]
+    parts += [
+        f"would first read {' and '.join(paths)} to see whether it is {role}" for role, paths in found.doubtful.items()
+    ]
     parts += [f"would read {role} where it is" for role in found.in_place]
     text = "; ".join(parts)
     old = exchange.report(wanted)
