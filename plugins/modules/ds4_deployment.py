@@ -113,7 +113,7 @@ options:
     elements: str
     default: []
   policy:
-    description: Limits in seconds (C(limits)), C(memory_residue_gib), C(keep_records) and smoke questions (C(smoke)), kept on the host for the switch.
+    description: Limits in seconds (C(limits)), C(memory_residue_gib), C(desktop_programs), C(keep_records) and smoke questions (C(smoke)), kept on the host for the switch.
     type: dict
     default: {}
   helpers:

@@ -150,6 +150,11 @@ clock:
   returned: always
   type: dict
   sample: {epoch: 1790000000, utc: "2026-09-21T14:13:20Z", ntp_synchronized: true}
+display:
+  description: Whether a display manager runs; null when systemd does not say.
+  returned: always
+  type: bool
+  sample: true
 sessions:
   description: Login sessions of people; null when logind cannot be asked.
   returned: always
@@ -255,7 +260,6 @@ units:
   sample: [{name: ds4.service, path: /etc/systemd/system/ds4.service, exists: true, ours: true, found: /opt/ds4/current/ds4.service}]
 """
 
-import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -278,7 +282,7 @@ def look(wanted: dict[str, Any]) -> dict[str, Any]:
             {"path": path, "bytes": machine.present_bytes(path), "device": machine.disk(path)["device"]}
             for path in measured
         ],
-        "mounts": [{"path": path, "mounted": os.path.ismount(path)} for path in wanted["mounts"]],
+        "mounts": [{"path": path, "mounted": machine.is_mount(path)} for path in wanted["mounts"]],
         "listeners": host.listeners(wanted["ports"]),
         "ds4_processes": engines,
         "cuda_processes": host.cuda_processes(),

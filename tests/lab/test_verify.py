@@ -294,6 +294,19 @@ def test_a_tenant_of_memory_and_port_is_named(borrowed: Host) -> None:
         borrowed.tenant("vllm", 0)
 
 
+def test_a_probe_that_never_ends_is_bounded_and_told(borrowed: Host) -> None:
+    """Looking at a dead network file system waits for ever; so does reading a pipe that nobody writes."""
+    borrowed.run("mv /etc/dgx-release /etc/dgx-release.there && mkfifo /etc/dgx-release")
+    try:
+        result = verify(borrowed.lab, host_verify_timeout_seconds=3)
+        assert findings(result, borrowed.name) == ["probe"]
+        text = result.failed(borrowed.name)[-1]
+        assert "could not be looked at (host)" in text
+        assert "Timed out after 9 second(s)" in text and "raise host_verify_timeout_seconds" in text
+    finally:
+        borrowed.run("echo >/etc/dgx-release; mv /etc/dgx-release.there /etc/dgx-release")
+
+
 def test_hosts_of_a_fleet_that_differ_are_told(sparks: Callable[..., list[Host]]) -> None:
     hosts = sparks(
         3, per_host={"spark2": {"dmi": {"bios_version": "5.30"}, "gpu": {"gpus": [{"vbios_version": "90.00"}]}}}

@@ -13,7 +13,7 @@ import ds4_findings  # type: ignore[import-not-found]
 import pytest
 import yaml
 
-from ds4 import findings
+from ds4 import findings, switch
 from ds4.errors import Ds4Error
 
 ROLE = Path(__file__).resolve().parents[2] / "roles/host_verify"
@@ -76,6 +76,7 @@ def gb10() -> Probes:
             "firmware": {"bios_version": "5.36", "product_name": "NVIDIA_DGX_Spark"},
             "systemd": {"running": True, "state": "running", "version": "255"},
             "clock": {"epoch": 1790000000, "utc": "2026-09-21T14:13:20Z", "ntp_synchronized": True},
+            "display": False,
             "sessions": [],
             "remote_desktops": [],
             "disks": [],
@@ -430,6 +431,26 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
         ["toolkit_incomplete"],
         ["not in /usr/local/cuda"],
     ),
+    (
+        "a toolkit that suits the other Blackwell that is there",
+        [
+            put("gpu.toolkit.version", "12.9.41"),
+            put("gpu.toolkit.release", "12.9"),
+            put("gpu.gpus.0.compute_cap", "12.0"),
+        ],
+        ["compute_cap"],
+        [],
+    ),
+    (
+        "toolkit 12.9, and which GPU it is for is unknown",
+        [
+            put("gpu.toolkit.version", "12.9.41"),
+            put("gpu.toolkit.release", "12.9"),
+            put("gpu.gpus.0.compute_cap", ""),
+        ],
+        ["compute_cap", "toolkit_old"],
+        ["required: 13.0 or newer"],
+    ),
     # memory
     ("the smallest Spark seen", [put("memory.mem_total_kib", 125442416)], [], []),
     ("64 GB", [put("memory.mem_total_kib", 64 * GIB)], ["memory_total"], ["64.0 GiB (MemTotal)"]),
@@ -455,16 +476,43 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
         "a desktop holds it",
         [
             put("memory.mem_available_kib", 95 * GIB),
+            put("host.display", True),
             put("host.sessions", [{"user": "alice", "graphical": True}]),
         ],
         ["memory"],
         ["serving_mode_target: serving (graphical session of alice)"],
     ),
     (
+        "a login screen that nobody uses holds it",
+        [put("memory.mem_available_kib", 95 * GIB), put("host.display", True)],
+        ["memory"],
+        ["serving_mode_target: serving (graphical session of the login screen)"],
+    ),
+    (
         "a desktop holds it, and will be stripped",
+        [
+            put("memory.mem_available_kib", 95 * GIB),
+            put("host.display", True),
+            put("policy.memory_serving_mode_gib", 10),
+        ],
+        [],
+        [],
+    ),
+    (
+        "there is no desktop left to strip",
         [put("memory.mem_available_kib", 95 * GIB), put("policy.memory_serving_mode_gib", 10)],
-        [],
-        [],
+        ["memory"],
+        ["95.0 GiB MemAvailable;", "free 4.3 GiB"],
+    ),
+    (
+        "whether there is a desktop is unknown",
+        [
+            put("memory.mem_available_kib", 95 * GIB),
+            put("host.display", None),
+            put("policy.memory_serving_mode_gib", 10),
+        ],
+        ["memory"],
+        ["95.0 GiB MemAvailable;"],
     ),
     (
         "a large process",
@@ -691,6 +739,33 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
         [],
     ),
     (
+        "a build that is complete needs nothing more",
+        [
+            put("policy.disk_needs", [{**BUILD, "complete": "/opt/ds4/builds/x/build.json"}]),
+            put(
+                "host.disks",
+                [
+                    disk("/opt/ds4/builds", free_bytes=2**30),
+                    disk("/opt/ds4/builds/x/build.json", exists=True, free_bytes=2**30),
+                ],
+            ),
+        ],
+        [],
+        [],
+    ),
+    (
+        "a build that is not",
+        [
+            put("policy.disk_needs", [{**BUILD, "complete": "/opt/ds4/builds/x/build.json"}]),
+            put(
+                "host.disks",
+                [disk("/opt/ds4/builds", free_bytes=2**30), disk("/opt/ds4/builds/x/build.json", free_bytes=2**30)],
+            ),
+        ],
+        ["disk"],
+        ["5.0 GiB (build 3.0 GiB + margin 2.0 GiB)"],
+    ),
+    (
         "each fits, both together do not",
         [
             put("policy.disk_needs", [WEIGHTS, BUILD]),
@@ -762,6 +837,16 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
         [put("memory", {"msg": "no MemAvailable"})],
         ["probe"],
         ["could not be looked at (memory)", "no MemAvailable"],
+    ),
+    (
+        "host probe failed, and what memory says is told in the same message",
+        [
+            put("host", {"msg": "Timed out after 60 second(s)."}),
+            put("memory.mem_total_kib", 64 * GIB),
+            put("memory.mem_available_kib", GIB),
+        ],
+        ["probe", "memory_total", "memory_staging"],
+        ["a network file system that is gone", "64.0 GiB (MemTotal)"],
     ),
     ("no sudo", [put("host", {"msg": "Missing sudo password"})], ["probe"], ["--ask-become-pass"]),
     (
@@ -1028,6 +1113,31 @@ def test_what_an_engine_gives_back(
     memory = {**probes["memory"], "mem_available_kib": available_gib * GIB}
     held = findings.engine_hold_kib(memory, others, engines, residue_gib=4)
     assert held / GIB == pytest.approx(expected_gib, abs=0.01)
+
+
+def test_verification_and_switch_divide_memory_by_the_same_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A monitor and the desktop have the GPU open: both answers count the whole remainder as coming back."""
+    probes = gb10()
+    put("host.ds4_processes", [OURS])(probes)
+    put("host.units", [OUR_UNIT])(probes)
+    put("memory.mem_available_kib", 8 * GIB)(probes)
+    put("policy.memory_required_gib", 200)(probes)
+    seen = {"MemTotal": probes["memory"]["mem_total_kib"], "MemAvailable": 8 * GIB}
+    monkeypatch.setattr(switch, "read_meminfo", lambda: seen)
+    monkeypatch.setattr(switch, "booked_kib", lambda _seen: probes["memory"]["booked_kib"])
+    monkeypatch.setattr(switch, "ds4_processes", lambda: [OURS])
+    monitor = {"pid": 9, "user": "root", "command": "/usr/bin/gnome-shell --x", "unit": ""}
+    tenant = {"pid": 8, "user": "bob", "command": "/usr/bin/vllm", "unit": ""}
+    told = {}
+    for name, others in {"none": [], "desktop": [monitor], "tenant": [monitor, tenant]}.items():
+        processes = [{"pid": OURS["pid"], "user": "ds4", "command": "ds4-server", "unit": ""}, *others]
+        monkeypatch.setattr(switch, "cuda_processes", lambda processes=processes: processes)
+        put("host.cuda_processes", processes)(probes)
+        policy = {key: probes["policy"][key] for key in ("memory_residue_gib", "desktop_programs")}
+        given_back = switch.Machine.given_back_kib(object.__new__(switch.Machine), OURS["pid"], policy)
+        assert f"+ {given_back / GIB:.1f} GiB that pid 812" in judge(probes)["text"]
+        told[name] = given_back
+    assert told["none"] == told["desktop"] > told["tenant"]
 
 
 # --------------------------------------------------------------------------------------------------- fleet

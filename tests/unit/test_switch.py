@@ -179,7 +179,7 @@ class FakeMachine(switch.Machine):
     def available_kib(self) -> int:
         return self.free
 
-    def given_back_kib(self, pid: int, residue_gib: float) -> int:
+    def given_back_kib(self, pid: int, policy: Mapping[str, Any]) -> int:
         return self.held
 
     def metrics(self, host: str, port: int) -> dict[str, float]:

@@ -102,6 +102,16 @@ def test_the_innermost_and_latest_mount_counts(tmp_path: Path) -> None:
     assert (row["mount"], row["filesystem"], row["source"]) == (str(tmp_path), "btrfs", "/dev/new")
 
 
+def test_mount_points(tmp_path: Path) -> None:
+    for name in ("data", "folder"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("data")
+    mountinfo = f"1 0 254:0 / / rw - ext4 /dev/root rw\n2 1 254:0 /srv/x {tmp_path}/data rw - ext4 /dev/root rw\n"
+    names = ("data", "link", "folder", "data/deeper", "none")
+    mounts = {name: machine.is_mount(str(tmp_path / name), mountinfo=mountinfo) for name in names}
+    assert mounts == {"data": True, "link": True, "folder": False, "data/deeper": False, "none": False}
+
+
 def test_bytes_on_disk(tmp_path: Path) -> None:
     (tmp_path / "full").write_bytes(b"x" * 100_000)
     with (tmp_path / "sparse").open("wb") as stream:
@@ -193,6 +203,19 @@ def test_systemd(tmp_path: Path) -> None:
     expected = {"running": True, "state": "degraded", "version": "255.4-1ubuntu8"}
     assert machine.systemd_state(runner=runner, directory_path=str(tmp_path)) == expected
     assert machine.systemd_state(runner=runner, directory_path=str(tmp_path / "none"))["running"] is False
+
+
+@pytest.mark.parametrize(
+    ("answer", "runs"),
+    [
+        (Ran(0, "ActiveState=active\n", ""), True),
+        (Ran(0, "ActiveState=inactive\n", ""), False),  # also where no display manager is installed
+        (Ran(0, "ActiveState=failed\n", ""), False),
+        (Ran(124, "", ""), None),
+    ],
+)
+def test_display(answer: Ran, runs: bool | None) -> None:
+    assert machine.display(runner=Answers(systemctl=answer)) is runs
 
 
 @pytest.mark.parametrize(("error", "said"), [(500, True), (15_999_999, True), (16_000_000, False), (None, None)])

@@ -75,6 +75,16 @@ def _listed(items: Iterable[str], limit: int = 6) -> str:
 # ---------------------------------------------------------------------------------------------------- memory
 
 
+def cuda_tenants(processes: Iterable[Row], engines: Iterable[int], desktop_programs: Iterable[str]) -> list[Row]:
+    """Programs with CUDA memory that are neither ``engines`` (pids) nor of the desktop, which holds little of it."""
+    engines, desktop = set(engines), set(desktop_programs)
+    return [
+        row
+        for row in processes
+        if row["pid"] not in engines and str(row["command"]).partition(" ")[0].rpartition("/")[2] not in desktop
+    ]
+
+
 def engine_hold_kib(memory: Row, tenants: Sequence[Row], engines: Sequence[Row], residue_gib: float) -> int:
     """Memory in KiB that ``engines`` will give back when they end, as far as it can be known on unified memory.
 
@@ -102,8 +112,9 @@ def disk_groups(needs: Sequence[Row], disks: Sequence[Row], measured: Sequence[R
     """Add needs up per file system, with credit for bytes that are already there.
 
     Args:
-        needs: ``{path, bytes, what, present: [paths], variable}``; ``present`` names files and folders whose bytes
-            already count, if they lie on the same file system; ``variable`` is what moves the path.
+        needs: ``{path, bytes, what, present: [paths], complete, variable}``; ``present`` names files and folders whose
+            bytes already count, if they lie on the same file system; once the path ``complete`` exists, nothing more is
+            written; ``variable`` is what moves the path.
         disks, measured: of ``spark_host_info``. A measured file counts for a need when its name is one of ``present``,
             wherever it lies: weights of a running engine are adopted by a link.
 
@@ -123,7 +134,8 @@ def disk_groups(needs: Sequence[Row], disks: Sequence[Row], measured: Sequence[R
         group = groups.setdefault(str(disk["device"]), {"disk": disk, "needs": [], "bytes": 0, "credit": 0})
         group["needs"].append(need)
         group["bytes"] += int(need["bytes"])
-        group["credit"] += min(int(need["bytes"]), sum(there.values()))
+        complete = bool(need.get("complete")) and by_path[need["complete"]]["exists"]
+        group["credit"] += int(need["bytes"]) if complete else min(int(need["bytes"]), sum(there.values()))
     return list(groups.values())
 
 
@@ -215,8 +227,10 @@ class _Judge:
             self._disks()
             self._clock(now)
             self._engines()
-            if memory:
-                self._memory()
+        if memory:
+            self._memory_now()
+            if host:
+                self._memory_then()
         if gpu:
             self._gpu()
             self._toolkit()
@@ -343,7 +357,9 @@ class _Judge:
     def _toolkit(self) -> None:
         toolkit = self.gpu["toolkit"]
         table: Row = self.policy["cuda_minimums"]
-        minimum = str(self.policy["cuda_minimum"] or table.get(str(self.policy["compute_cap"])) or table["other"])
+        known = [row["compute_cap"] for row in self.gpu["gpus"] if row["compute_cap"]]
+        capability = str(known[0] if len(known) == 1 else self.policy["compute_cap"])
+        minimum = str(self.policy["cuda_minimum"] or table.get(capability) or table["other"])
         if not toolkit["nvcc"]:
             self.add("toolkit_missing", found=toolkit["text"], required=minimum)
             return
@@ -421,7 +437,7 @@ class _Judge:
             return ["wait", end]
         return ["take_over" if single else "others", end]
 
-    def _memory(self) -> None:
+    def _memory_now(self) -> None:
         memory, policy = self.memory, self.policy
         total, available = int(memory["mem_total_kib"]), int(memory["mem_available_kib"])
         minimum = float(policy["memory_total_gib"]) * _GIB_KIB
@@ -431,26 +447,24 @@ class _Judge:
         if available < floor:
             who = self._holders()
             self.add("memory_staging", found=_gib(available), required=_gib(floor), holders=f" ({who})" if who else "")
+
+    def _memory_then(self) -> None:
+        """Memory once the engines that will be replaced have ended and the desktop has gone, if it is to go."""
+        memory, policy = self.memory, self.policy
         tenants = self._tenants()
         staying = [row for row in self.host["ds4_processes"] if row not in self.replaced]
         hold = engine_hold_kib(memory, tenants + staying, self.replaced, float(policy["memory_residue_gib"]))
-        gain = round(float(policy["memory_serving_mode_gib"]) * _GIB_KIB)
+        gain = round(float(policy["memory_serving_mode_gib"]) * _GIB_KIB) if self.host["display"] else 0
         required = float(policy["memory_required_gib"]) * _GIB_KIB
-        short = required - available - hold - gain
+        short = required - int(memory["mem_available_kib"]) - hold - gain
         if short > 0:
             self._memory_short(short, hold, gain, required)
         if tenants:
             self.add("cuda_tenant", found=_listed(map(_process, tenants)))
 
     def _tenants(self) -> list[Row]:
-        """Programs with CUDA memory that are neither engines nor part of the desktop, which holds little of it."""
-        engines = {row["pid"] for row in self.host["ds4_processes"]}
-        desktop = set(as_names(self.policy["desktop_programs"]))
-        return [
-            row
-            for row in self.host["cuda_processes"]
-            if row["pid"] not in engines and str(row["command"]).partition(" ")[0].rpartition("/")[2] not in desktop
-        ]
+        engines = [row["pid"] for row in self.host.get("ds4_processes", [])]
+        return cuda_tenants(self.host.get("cuda_processes", []), engines, as_names(self.policy["desktop_programs"]))
 
     def _memory_short(self, short: float, hold: int, gain: int, required: float) -> None:
         memory = self.memory
@@ -466,8 +480,9 @@ class _Judge:
         desktop = [row for row in self.host["sessions"] or [] if row["graphical"]]
         who = self._holders()
         cures = ["holders"] if who else []
-        if (desktop or self.host["remote_desktops"]) and not gain:
+        if (desktop or self.host["remote_desktops"] or self.host["display"]) and not gain:
             cures.append("desktop")
+        people = ", ".join(dict.fromkeys(str(row["user"]) for row in desktop))
         self.add(
             "memory",
             found=found,
@@ -475,7 +490,7 @@ class _Judge:
             short=_gib(short),
             cures=[*cures, "smaller"],
             who=who,
-            people=", ".join(dict.fromkeys(str(row["user"]) for row in desktop)) or "a remote desktop",
+            people=people or ("a remote desktop" if self.host["remote_desktops"] else "the login screen"),
         )
 
     def _holders(self) -> str:
@@ -544,6 +559,8 @@ class _Judge:
 def _way_in(said: str) -> str:
     """Which cure fits what Ansible or sudo said when no probe could run."""
     words = said.lower()
+    if "timed out after" in words:
+        return "slow"
     if "must have a tty" in words:
         return "terminal"
     if any(part in words for part in ("not in the sudoers", "is not allowed to", "may not run sudo")):

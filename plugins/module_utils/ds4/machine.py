@@ -104,6 +104,11 @@ def disk(path: str, *, mountinfo: str | None = None) -> dict[str, Any]:
     }
 
 
+def is_mount(path: str, *, mountinfo: str | None = None) -> bool:
+    """Is a file system mounted right there? A link to a mount point is one, and so is a bind mount of the same disk."""
+    return os.path.isdir(path) and mount_of(path, mountinfo)["path"] == os.path.realpath(path)
+
+
 def present_bytes(path: str) -> int:
     """Bytes on disk of a file, or of all files below a folder on the same file system; 0 when absent.
 
@@ -215,6 +220,13 @@ def systemd_state(*, runner: Runner = run, directory_path: str = "/run/systemd/s
     return {"running": True, "state": values.get("SystemState", ""), "version": values.get("Version", "")}
 
 
+def display(*, runner: Runner = run) -> bool | None:
+    """Does a display manager run (a login screen counts)? None when systemd does not say."""
+    answer = runner(["systemctl", "show", "--property=ActiveState", "display-manager.service"], timeout_seconds=10)
+    state = parse_shell_values(answer.out).get("ActiveState", "")
+    return state in ("active", "activating", "reloading") if state else None
+
+
 def clock(
     *, adjtimex: Callable[[], Optional[int]] | None = None, now: Callable[[], float] = time.time
 ) -> dict[str, Any]:
@@ -284,7 +296,7 @@ def sessions(*, runner: Runner = run) -> list[dict[str, Any]] | None:
 
 
 def describe(*, runner: Runner = run) -> dict[str, Any]:
-    """What needs no parameters: architecture, kernel, python, effective user, releases, firmware, systemd, clock."""
+    """What needs no parameters: architecture, kernel, python, effective user, releases, firmware, systemd, clock, display, sessions."""
     return {
         "architecture": platform.machine(),
         "kernel": platform.release(),
@@ -294,5 +306,6 @@ def describe(*, runner: Runner = run) -> dict[str, Any]:
         "firmware": firmware(),
         "systemd": systemd_state(runner=runner),
         "clock": clock(),
+        "display": display(runner=runner),
         "sessions": sessions(runner=runner),
     }

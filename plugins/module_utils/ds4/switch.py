@@ -30,7 +30,7 @@ from .command import Ran, run
 from .deployment import Layout
 from .errors import Ds4Error
 from .files import human_bytes, link_atomic, read_json, write_json
-from .findings import engine_hold_kib
+from .findings import cuda_tenants, engine_hold_kib
 from .host import cuda_processes, ds4_processes
 from .memory import booked_kib, read_meminfo
 from .process import Process
@@ -69,7 +69,7 @@ class Machine:
     def available_kib(self) -> int:
         return read_meminfo()["MemAvailable"]
 
-    def given_back_kib(self, pid: int, residue_gib: float) -> int:
+    def given_back_kib(self, pid: int, policy: Mapping[str, Any]) -> int:
         """Memory that an engine will give back; on GB10 most of it is under no name, see ``findings.engine_hold_kib``."""
         seen = read_meminfo()
         memory = {
@@ -78,8 +78,8 @@ class Machine:
             "booked_kib": booked_kib(seen),
         }
         engines = [engine for engine in ds4_processes() if engine["pid"] == pid]
-        tenants = [process for process in cuda_processes() if process["pid"] != pid]
-        return engine_hold_kib(memory, tenants, engines, residue_gib)
+        tenants = cuda_tenants(cuda_processes(), [pid], policy.get("desktop_programs", []))
+        return engine_hold_kib(memory, tenants, engines, policy["memory_residue_gib"])
 
     def metrics(self, host: str, port: int) -> dict[str, float]:
         return probe.metrics(host, port)
@@ -597,11 +597,9 @@ class Switch:
         """KiB that the engine which is to be ended will free."""
         target = self._from()
         if target.kind == "foreign":
-            return self.machine.given_back_kib(
-                foreign.read_record(target.process)["pid"], self.policy["memory_residue_gib"]
-            )
+            return self.machine.given_back_kib(foreign.read_record(target.process)["pid"], self.policy)
         state = self.machine.state()
-        return self.machine.given_back_kib(state.pid, self.policy["memory_residue_gib"]) if state.running else 0
+        return self.machine.given_back_kib(state.pid, self.policy) if state.running else 0
 
     def _requests(self) -> int:
         target = self._from()
