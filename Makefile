@@ -22,11 +22,11 @@ venv-test:
 plan: venv ## Preview on this Spark, or INVENTORY=..., or HOST=me@spark.local (changes nothing)
 	@tools/apply.sh plan
 
-apply: venv ## Provision this Spark, or INVENTORY=..., or HOST=me@spark.local; ADOPT=1 takes over a running server; DETACH=1
+apply: venv ## Provision this Spark, or INVENTORY=..., or HOST=me@spark.local; ADOPT=1 takes over a running server; ASK=1 asks for the sudo password; DETACH=1 goes on by itself
 	@tools/apply.sh apply
 
 status: venv ## Wanted against running, per host
-	@.venv/bin/ansible-playbook status.yml $(if $(INVENTORY),-i $(INVENTORY)) $(ARGS)
+	@tools/apply.sh status
 
 bump: venv ## Move the pin: TAG=v0.6.6
 	@$(PYTHON) tools/bump.py "$(TAG)"

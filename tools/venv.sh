@@ -23,13 +23,19 @@ find_python() {
 case $want in newest) versions="3.13 3.12 3.11" ;; *) versions="3.11" ;; esac
 if ! python=$(find_python "$versions"); then
   if [ "$want" = oldest ]; then echo "No Python 3.11 with venv here." >&2; exit 3; fi
-  if command -v apt-get >/dev/null 2>&1; then cure="sudo apt-get install -y python3 python3-venv"
+  packages=
+  for version in $versions; do  # what the distribution's python3 is does not matter, as long as it has one that suits
+    apt-cache show "python$version-venv" >/dev/null 2>&1 && { packages="python$version python$version-venv"; break; }
+  done
+  if [ -n "$packages" ]; then cure="sudo apt-get install -y $packages"
   elif command -v brew >/dev/null 2>&1; then cure="brew install python@3.13"
+  elif command -v uv >/dev/null 2>&1; then cure="uv python install 3.13"
+  elif command -v apt-get >/dev/null 2>&1; then cure="sudo apt-get update, then again; where apt has none, uv python install 3.13 (docs.astral.sh/uv)"
   else cure="install Python 3.11, 3.12 or 3.13 with its venv module"; fi
-  # On Debian and Ubuntu the interpreter is usually there and only the venv package is missing.
-  if [ "$level" = test ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-    echo "Installing Debian packages: python3 python3-venv"
-    apt-get install -y --no-install-recommends python3 python3-venv >/dev/null
+  if [ "$level" = test ] && [ "$(id -u)" = 0 ] && [ -n "$packages" ]; then
+    echo "Installing Debian packages: $packages"
+    # shellcheck disable=SC2086  # a list of packages on purpose
+    apt-get install -y --no-install-recommends $packages >/dev/null
     python=$(find_python "$versions") || { echo "Still no suitable Python. Cure: $cure" >&2; exit 1; }
   else
     echo "No suitable Python found. Required: 3.11, 3.12 or 3.13 with venv. Cure: $cure" >&2; exit 1
