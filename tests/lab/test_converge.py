@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
-import signal
-import subprocess
 import time
 
 import pytest
 
-from lab import harness, system
+from lab import harness
 from lab.api import Host
+from lab.served import answers, kill_play, start_play, until
 
 pytestmark = [pytest.mark.lab, pytest.mark.faults]
 
@@ -24,23 +24,27 @@ def engines(host: Host) -> int:
     return int(host.run("grep -l AProjQ8.*gguf /proc/[0-9]*/maps 2>/dev/null | wc -l").out)
 
 
+def proven(host: Host) -> bool:
+    """Whether a deployment was ever proven there."""
+    path = "/var/lib/ds4/state/deployments.json"
+    return host.exists(path) and bool(json.loads(host.read(path))["proven"])
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_killed_at_a_random_moment(spark: Host, seed: int) -> None:
     wait = random.Random(f"converge-{seed}").uniform(3.0, LONGEST_SECONDS)
-    argv = harness.command(spark.lab, "site.yml")
-    process = subprocess.Popen(
-        argv,
-        cwd=system.REPOSITORY,
-        env={**os.environ, **harness.environment()},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    controller = start_play(spark)
     time.sleep(wait)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    spark.lab.forget_connections(spark)
+    kill_play(spark, controller)
+    time.sleep(3)  # a module that had just come to the host may still begin a switch
     assert engines(spark) <= 1
+    until(
+        lambda: not spark.exists("/var/lib/ds4/state/transactions/open"), "what the host began it ends by itself", 180
+    )
+    assert engines(spark) == proven(spark), "what was proven runs, nothing else does"
+    assert answers(spark) == proven(spark)
+    link = spark.run("readlink -m /opt/ds4/current").out.strip()
+    assert link == "/opt/ds4/current" or spark.exists(f"{link}/manifest.json"), "no link to nothing"
 
     second = harness.play(spark.lab, "site.yml", touches=[spark.name])
     assert second.rc == 0, f"killed after {wait:.1f} s:\n{second.text}"

@@ -242,6 +242,19 @@ def test_a_reboot_in_the_middle_is_resolved_at_boot(
     assert not served.exists("/var/lib/ds4/state/transactions/open")
 
 
+def test_a_reboot_during_a_first_installation_is_finished_at_boot(served: Host) -> None:
+    """Nothing is enabled yet, so nothing but the switch itself starts the service again."""
+    served.run("systemctl disable --now ds4; rm -f /var/lib/ds4/state/deployments.json")
+    faults(served, OLD, start_seconds=30)
+    controller = start_play(served, ds4_release=OLD)
+    until(lambda: has_step(served, "ready"), "the engine loads", 240)
+    served.reboot()
+    kill_play(served, controller)
+    until(lambda: bool(record(served)["outcome"]), "the transaction is finished at boot", 90)
+    assert (record(served)["outcome"], serving(served)) == ("proven", OLD)
+    assert served.run("systemctl is-enabled ds4").out.strip() == "enabled"
+
+
 def test_a_runner_that_is_killed_is_started_again(served: Host) -> None:
     faults(served, NEW, start_seconds=5)
     controller = start_play(served, ds4_release=NEW)
@@ -253,16 +266,23 @@ def test_a_runner_that_is_killed_is_started_again(served: Host) -> None:
 
 @pytest.mark.faults
 def test_runs_killed_at_random_points_converge(ready: Host) -> None:
-    """Never two engines, never a link to nothing, and the next run always ends at the wanted release."""
+    """Without anybody the host serves what was proven, and the next run always ends at the wanted release."""
     for seed in range(int(os.environ.get("FAULT_SEEDS", "2"))):
         dice = random.Random(seed)
         restore(ready)
         controller = start_play(ready, ds4_release=NEW)
         time.sleep(dice.uniform(2, 40))
         kill_play(ready, controller)
+        time.sleep(3)  # a module that had just come to the host may still begin a switch
         if dice.random() < 0.3:
             ready.reboot()
         assert engines(ready) <= 1, f"seed {seed}"
+        until(lambda: not ready.exists("/var/lib/ds4/state/transactions/open"), f"seed {seed}: the switch ends", 120)
+        until(lambda: answers(ready), f"seed {seed}: something serves")
+        assert engines(ready) == 1, f"seed {seed}"
+        assert ready.run("test -e /opt/ds4/current/manifest.json", check=False).rc == 0, f"seed {seed}"
+        proven = [entry["release"] for entry in json.loads(ready.read("/var/lib/ds4/state/deployments.json"))["proven"]]
+        assert serving(ready) in proven, f"seed {seed}"
         result = play(ready, ds4_release=NEW)
         assert result.rc == 0, f"seed {seed}: {result.text}"
         assert serving(ready) == NEW, f"seed {seed}"
@@ -282,6 +302,18 @@ def test_a_unit_edited_by_hand_is_put_back_and_said(served: Host) -> None:
     assert served.read("/etc/systemd/system/ds4.service") == unit
     assert "was edited by hand" in result.text
     assert "MemoryMax" not in served.run("systemctl cat ds4").out
+
+
+def test_an_environment_edited_by_hand_is_put_back_in_file_and_process(served: Host) -> None:
+    served.run("sed -i 's|^DS4_CODEX_MODELS_FILE=.*|DS4_CODEX_MODELS_FILE=/nowhere|' /opt/ds4/current/ds4.env")
+    served.run("systemctl restart ds4")
+    until(lambda: answers(served), "it serves with the other environment")
+    status = play(served, "status.yml", ds4_release=OLD)
+    assert "started with other values of DS4_CODEX_MODELS_FILE" in status.text
+    assert play(served, ds4_release=OLD).rc == 0
+    environment = served.run(f"tr '\\0' '\\n' </proc/{pid(served)}/environ").out
+    assert "/nowhere" not in environment
+    assert "DS4_CODEX_MODELS_FILE=/opt/ds4/deployments/" in environment
 
 
 def test_a_new_comment_restarts_nothing(served: Host) -> None:
@@ -420,12 +452,18 @@ def identity(host: Host) -> tuple[str, str, str, str]:
 
 @pytest.fixture
 def occupied(served: Host) -> Host:
-    """An engine as the public installer leaves it; nothing of ours runs or was ever proven."""
+    """An engine as the public installer leaves it; nothing of ours runs or was ever proven, and only ~/gguf has weights."""
     served.run(INSTALL.format(engine=served.lab.engine.url), user=served.user, timeout=180)
     served.run("systemctl disable --now ds4; rm -rf /var/lib/ds4/state/deployments.json /tmp/ds4.lock")
+    served.run("rm /var/lib/ds4/weights/*.gguf /var/lib/ds4/weights/*.record.json")
     served.run(START, user=served.user)
     until(lambda: answers(served), "the foreign engine answers")
     return served
+
+
+def fetched(host: Host) -> int:
+    """Bytes of weights that the hub ever sent."""
+    return int(host.lab.hub.stats()["bytes"]["cdn"])
 
 
 def test_a_foreign_engine_is_named_and_left_alone(occupied: Host) -> None:
@@ -438,6 +476,7 @@ def test_a_foreign_engine_is_named_and_left_alone(occupied: Host) -> None:
 
 
 def test_a_foreign_engine_is_adopted_when_asked(occupied: Host) -> None:
+    before = fetched(occupied)
     preview = play(occupied, ds4_release=OLD, engine_service_adopt=True, check=True)
     assert "taking over process" in preview.text
     assert "-c 131072 (ours: 524288)" in preview.text
@@ -447,39 +486,95 @@ def test_a_foreign_engine_is_adopted_when_asked(occupied: Host) -> None:
     assert "--cors" in result.text
     assert "hunter2" not in result.text + occupied.journal()
     assert occupied.run("ls ~/gguf | wc -l", user=occupied.user).out.strip() == "2", "its files are left"
+    assert occupied.run("ls /var/lib/ds4/weights/*.gguf | wc -l").out.strip() == "2"
+    assert fetched(occupied) == before, "not a byte was downloaded"
 
 
 def test_a_failed_adoption_gives_the_very_process_back(occupied: Host) -> None:
-    before = identity(occupied)
+    before, bytes_before = identity(occupied), fetched(occupied)
     faults(occupied, OLD, exit_at_start=1)
     result = play(occupied, ds4_release=OLD, engine_service_adopt=True)
     assert result.rc != 0
     assert record(occupied)["outcome"] == "returned"
     assert identity(occupied) == before
     assert answers(occupied)
+    assert fetched(occupied) == bytes_before
     assert occupied.run("systemctl is-enabled ds4", check=False).out.strip() == "disabled"
     adopted = f"{record(occupied)['evidence']}/adopted.json"
     assert occupied.run(f"stat -c '%U %a' {adopted}").out.strip() == "root 600"
     assert "hunter2" not in result.text + occupied.journal()
 
 
-def test_an_engine_under_a_unit_of_its_own_is_stopped_and_given_back_by_that_unit(served: Host) -> None:
+@pytest.mark.parametrize("kind", ["system", "wrapper", "user"])
+def test_an_engine_under_a_unit_of_its_own_is_stopped_and_given_back_by_that_unit(served: Host, kind: str) -> None:
     served.run("systemctl disable --now ds4; rm -f /var/lib/ds4/state/deployments.json /tmp/ds4.lock")
-    base = served.run("ls /var/lib/ds4/weights/*imatrix-0731.gguf").out.strip()
-    served.put(
-        "/etc/systemd/system/my-llm.service",
-        f"[Service]\nUser=spark\nExecStart={build_dir(OLD)}/ds4-server -m {base}\n[Install]\nWantedBy=multi-user.target\n",
-    )
-    served.run("systemctl daemon-reload && systemctl enable --now my-llm")
+    line = f"{build_dir(OLD)}/ds4-server -m " + served.run("ls /var/lib/ds4/weights/*imatrix-0731.gguf").out.strip()
+    if kind == "wrapper":
+        served.put("/usr/local/bin/start-llm", f"#!/bin/sh\n{line}\nexit $?\n", 0o755)
+        line = "/usr/local/bin/start-llm"
+    owner = served.user if kind == "user" else None
+    control = "systemctl --user" if owner else "systemctl"
+    unit = f"[Service]\nExecStart={line}\nRestart=always\nRestartSec=1\n"
+    if owner:
+        served.run(f"loginctl enable-linger {owner}")
+        install = "mkdir -p ~/.config/systemd/user && cat >~/.config/systemd/user/my-llm.service"
+        served.run(install, user=owner, stdin=unit + "[Install]\nWantedBy=default.target\n")
+    else:
+        unit += f"User={served.user}\n[Install]\nWantedBy=multi-user.target\n"
+        served.put("/etc/systemd/system/my-llm.service", unit)
+    served.run(f"{control} daemon-reload && {control} enable --now my-llm", user=owner)
     until(lambda: answers(served), "the foreign engine answers")
+
+    def state() -> list[str]:
+        return served.run(
+            f"{control} is-active my-llm; {control} is-enabled my-llm", check=False, user=owner
+        ).out.split()
+
     faults(served, NEW, exit_at_start=1)
     assert play(served, ds4_release=NEW, engine_service_adopt=True).rc != 0
-    assert served.run("systemctl is-active my-llm; systemctl is-enabled my-llm").out.split() == ["active", "enabled"]
+    assert (record(served)["outcome"], record(served)["serving"]) == ("returned", "foreign")
+    assert state() == ["active", "enabled"]
+    assert engines(served) == 1
     faults(served, NEW)
-    assert play(served, ds4_release=NEW, engine_service_adopt=True).rc == 0
-    state = served.run("systemctl is-active my-llm; systemctl is-enabled my-llm", check=False).out.split()
-    assert state == ["inactive", "disabled"]
+    result = play(served, ds4_release=NEW, engine_service_adopt=True)
+    assert result.rc == 0, result.text
+    assert state() == ["inactive", "disabled"]
     assert (serving(served), engines(served)) == (NEW, 1)
+
+
+# As cron does: starts the line of a crontab from its own control group and looks after nothing that it started.
+CRON = """#!/bin/sh
+while sleep 2; do
+    test -e /run/cron-paused || runuser -u {user} -- env HOME=/home/{user} sh -c 'pgrep -x ds4-server >/dev/null || {{ {start} }}'
+done
+"""
+
+
+def test_an_engine_that_cron_keeps_alive_is_adopted_and_its_crontab_named(occupied: Host) -> None:
+    """Of cron itself nothing is ended; should it start the engine again during the way back, that is the way back."""
+    user = occupied.user
+    occupied.put("/usr/local/sbin/like-cron", CRON.format(user=user, start=START), 0o755)
+    occupied.put(
+        "/etc/systemd/system/cron.service", "[Service]\nExecStart=/usr/local/sbin/like-cron\nKillMode=process\n"
+    )
+    occupied.run("mkdir -p /var/spool/cron/crontabs")
+    occupied.put(f"/var/spool/cron/crontabs/{user}", "* * * * * pgrep -x ds4-server || ~/code/ds4/ds4-server --cors\n")
+    occupied.run("systemctl daemon-reload; pkill -TERM -x ds4-server; systemctl start cron")
+    until(lambda: answers(occupied), "cron has started it")
+    before, cron = identity(occupied), occupied.run("systemctl show cron -p MainPID --value").out
+    faults(occupied, OLD, exit_at_start=1)
+    assert play(occupied, ds4_release=OLD, engine_service_adopt=True).rc != 0
+    assert (record(occupied)["outcome"], record(occupied)["serving"]) == ("returned", "foreign")
+    until(lambda: engines(occupied) == 1, "one engine is left")
+    assert identity(occupied) == before
+    assert answers(occupied)
+    occupied.run("touch /run/cron-paused")
+    faults(occupied, OLD)
+    result = play(occupied, ds4_release=OLD, engine_service_adopt=True)
+    assert result.rc == 0, result.text
+    assert f"/var/spool/cron/crontabs/{user} starts" in result.text
+    assert (serving(occupied), engines(occupied)) == (OLD, 1)
+    assert occupied.run("systemctl show cron -p MainPID --value").out == cron
 
 
 def test_a_stale_lock_of_another_user_does_not_stop_the_service(served: Host) -> None:
