@@ -129,6 +129,10 @@ options:
     description: Deployment to switch to.
     type: str
     default: ""
+  wanted:
+    description: Its manifest, for check mode, in which it may not be on the host yet.
+    type: dict
+    default: {}
   adopt:
     description: Take over an engine that somebody else started.
     type: bool
@@ -305,6 +309,7 @@ SPEC = {
     "helpers": {"type": "dict", "default": {}},
     "warn": {"type": "list", "elements": "str", "default": []},
     "id": {"type": "str", "default": ""},
+    "wanted": {"type": "dict", "default": {}},
     "adopt": {"type": "bool", "default": False},
     "busy": {"type": "str", "choices": ["wait", "skip", "cut"], "default": "wait"},
     "wait_seconds": {"type": "int", "default": 0},
@@ -363,9 +368,6 @@ def staged(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
 
 def switched(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
     params = module.params
-    if module.check_mode and params["state"] == "active" and layout.manifest(params["id"]) is None:
-        text = f"would switch to deployment {params['id']}, once it is staged"
-        return {"changed": True, "running": False, "ds4_summary": summary("planned", text)}
     followed = switch.find_record(layout, params["transaction"]) if params["transaction"] else None
     followed = followed or switch.record_of_run(layout, params["run"])  # the answer that named it may have been lost
     if followed is not None and params["state"] == "rolled_back":
@@ -373,6 +375,8 @@ def switched(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
         manifest, reason = door.wanted_manifest(layout, followed.data["to"]), "rollback"
     elif params["state"] == "rolled_back":
         manifest, reason = door.rollback_target(layout, params["id"]), "rollback"
+    elif module.check_mode and layout.manifest(params["id"]) is None and params["wanted"]:
+        manifest, reason = params["wanted"], "activate"
     else:
         manifest, reason = door.wanted_manifest(layout, params["id"]), "activate"
     if module.check_mode:

@@ -452,9 +452,10 @@ def identity(host: Host) -> tuple[str, str, str, str]:
 
 @pytest.fixture
 def occupied(served: Host) -> Host:
-    """An engine as the public installer leaves it; nothing of ours runs or was ever proven, and only ~/gguf has weights."""
+    """An engine as the public installer leaves it; nothing of ours was ever staged, and only ~/gguf has weights."""
     served.run(INSTALL.format(engine=served.lab.engine.url), user=served.user, timeout=180)
     served.run("systemctl disable --now ds4; rm -rf /var/lib/ds4/state/deployments.json /tmp/ds4.lock")
+    served.run("rm -r /opt/ds4/deployments/* /opt/ds4/current /etc/systemd/system/ds4.service; systemctl daemon-reload")
     served.run("rm /var/lib/ds4/weights/*.gguf /var/lib/ds4/weights/*.record.json")
     served.run(START, user=served.user)
     until(lambda: answers(served), "the foreign engine answers")

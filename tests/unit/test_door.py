@@ -95,7 +95,15 @@ def test_a_rollback_whose_first_answer_was_lost_follows_what_it_began(
     monkeypatch.setattr(loaded.Service, "state", lambda service: parse_show(""))
     record = loaded.switch.request(layout, old["id"], {"run": "mine"}, "rollback")
     loaded.switch.close(layout, record, outcome="proven", serving=old["id"])
-    asked = {"state": "rolled_back", "id": "", "transaction": "", "run": "mine", "adopt": False, "busy": "wait"}
+    asked = {
+        "state": "rolled_back",
+        "id": "",
+        "wanted": {},
+        "transaction": "",
+        "run": "mine",
+        "adopt": False,
+        "busy": "wait",
+    }
     module = SimpleNamespace(params={**asked, "wait_seconds": 0, "steps_seen": 0}, check_mode=False)
     answer = loaded.switched(module, layout)
     assert (answer["running"], answer["deployment"]["id"]) == (False, old["id"])
