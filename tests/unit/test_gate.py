@@ -155,6 +155,23 @@ def test_only_a_stale_lock_of_another_owner_is_removed(lock: Path, hold: Any) ->
     assert lock.exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="not run: needs root to give files away")
+def test_an_uninstall_takes_only_the_services_own_lock(lock: Path, hold: Any) -> None:
+    gate.remove_own_lock("nobody")
+    lock.write_text("4711", encoding="ascii")
+    gate.remove_own_lock("nobody")
+    gate.remove_own_lock("ds4-gone")
+    assert lock.exists(), "it is somebody else's"
+    os.chown(lock, pwd.getpwnam("nobody").pw_uid, -1)
+    pid = hold(lock=str(lock))
+    gate.remove_own_lock("nobody")
+    assert lock.exists(), f"process {pid} holds it"
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    gate.remove_own_lock("nobody")
+    assert not lock.exists()
+
+
 def test_looking_at_a_lock_takes_it_from_nobody(lock: Path) -> None:
     lock.write_text("", encoding="ascii")
     with open(lock, "w", encoding="ascii") as handle:

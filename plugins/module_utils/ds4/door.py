@@ -269,7 +269,9 @@ def _stop_and_disable(layout: Layout, helpers: list[str], stop_seconds: float) -
             found=f"process {state.pid}",
             cure="reboot the host, run again",
         )
-    gate.remove_own_lock()
+    served = layout.manifest(layout.current_id())
+    if served:
+        gate.remove_own_lock(served["service"]["user"])
 
 
 _SHOWN_METRICS = (

@@ -64,9 +64,16 @@ def remove_stale_lock(user: str) -> str:
     return f"removed {ENGINE_LOCK}, left behind by uid {status.st_uid} and held by nobody"
 
 
-def remove_own_lock() -> None:
-    """Remove the engine's lock file when nobody holds it: after an uninstall its owner has no name any more."""
-    if os.path.exists(ENGINE_LOCK) and not lock_holders():
+def remove_own_lock(user: str) -> None:
+    """Remove the lock file that the service's engine left: after an uninstall its owner has no name any more."""
+    import pwd
+
+    try:
+        owner = pwd.getpwnam(user).pw_uid
+        ours = os.lstat(ENGINE_LOCK).st_uid == owner
+    except (KeyError, FileNotFoundError):
+        return
+    if ours and not lock_holders():
         os.unlink(ENGINE_LOCK)
 
 
