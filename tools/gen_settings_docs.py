@@ -43,7 +43,7 @@ model is picked up by accident.
 | mode | files of the generation | command line |
 | --- | --- | --- |
 | `auto` (default) | whatever it has | the first that is possible of `dspark`, `mtp` (never with a 0731 base), `plain`; says which |
-| `dspark` | base, drafter | `-m BASE --dspark DRAFTER` |
+| `dspark` | base, drafter (legacy: and mtp, when the generation has it) | `-m BASE --dspark DRAFTER`, legacy also `--mtp MTP` or `--no-mtp` |
 | `mtp` | base, mtp (legacy only) | `-m BASE --mtp MTP --no-dspark` |
 | `plain` | base | `-m BASE --no-spec` |
 
@@ -76,8 +76,8 @@ EXTRAS = """\
 ## Everything else
 
 Further flags go into `engine_service_extra_args` (a list, one word an item) and further variables into
-`engine_service_extra_env` (a mapping). They are taken as they are, and the staged binary is asked whether it knows the flags
-before the running service is stopped. What has a setting above is refused there, so that the numbers that follow from it
+`engine_service_extra_env` (a mapping). They are taken as they are, and the staged binary is asked whether it knows the flags,
+and read for the names of the variables (those that begin with `DS4_`), before the running service is stopped. What has a setting above is refused there, so that the numbers that follow from it
 (ports, catalogue, agents' limits) stay in step.
 """
 
@@ -181,6 +181,8 @@ def refusals(catalogue: dict[str, Any]) -> list[str]:
     lines = ["", "Refused in either place:", "", "| name | why |", "| --- | --- |"]
     for table in ("refused_flags", "refused_variables"):
         lines += [f"| `{name}` | {cell(reason)} |" for name, reason in catalogue[table].items()]
+    lines += ["", "Refused while the pinned engine cannot know them yet:", ""]
+    lines += [f"- `{name}` (newer than v{known})" for name, known in catalogue["newer_flags"].items()]
     return lines
 
 

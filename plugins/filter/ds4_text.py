@@ -27,6 +27,14 @@ def ds4_exec_line(arguments: Iterable[Any]) -> str:
         raise AnsibleFilterError(str(error)) from error
 
 
+def ds4_unit_paths(paths: Iterable[Any]) -> str:
+    """Paths, quoted for ``ReadWritePaths=`` and its like."""
+    try:
+        return str(systemd_text.path_list(str(path) for path in paths))
+    except Ds4Error as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
 def ds4_environment_file(environment: Mapping[str, Any]) -> str:
     """Variables, quoted for ``EnvironmentFile=``."""
     try:
@@ -47,6 +55,7 @@ class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
             "ds4_exec_line": ds4_exec_line,
+            "ds4_unit_paths": ds4_unit_paths,
             "ds4_environment_file": ds4_environment_file,
             "ds4_option": ds4_option,
         }

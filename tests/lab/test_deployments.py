@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ds4.systemd_text import environment_file, exec_line
+from ds4.systemd_text import environment_file, exec_line, path_list
 from lab import harness
 from lab.api import Host, Lab
 from lab.served import (
@@ -130,6 +131,26 @@ def test_an_option_that_the_new_release_refuses_is_found_before_the_stop(served:
     assert result.rc != 0
     assert record(served)["outcome"] == "refused"
     assert any("unknown option: --kv-disk-dir" in text for text in result.failed("spark1"))
+    assert pid(served) == before, "the old process never noticed"
+
+
+@pytest.mark.parametrize(
+    ("extra", "found"),
+    [
+        ({"engine_service_extra_args": ["--no-such"]}, "unknown option: --no-such"),
+        ({"engine_service_extra_args": ["--trace"]}, "--trace without the value that it needs"),
+        ({"engine_service_extra_env": {"DS4_NO_SUCH": "1"}}, "DS4_NO_SUCH not named in"),
+    ],
+    ids=["flag", "value", "variable"],
+)
+def test_an_extra_that_the_engine_does_not_know_is_found_before_the_stop(
+    served: Host, extra: dict[str, Any], found: str
+) -> None:
+    before = pid(served)
+    result = play(served, ds4_release=OLD, **extra)
+    assert result.rc != 0
+    assert record(served)["outcome"] == "refused"
+    assert any(found in text for text in result.failed("spark1")), result.text
     assert pid(served) == before, "the old process never noticed"
 
 
@@ -604,9 +625,23 @@ def test_the_launcher_serves_in_the_foreground_and_appended_arguments_win(served
         until(lambda: served.run("curl -sf http://127.0.0.1:8123/v1/models", check=False).rc == 0, "it answers there")
         assert served.run("stat -c %U /proc/$(pgrep -x ds4-server)").out.strip() == "ds4"
         assert "524288" in served.run("curl -s http://127.0.0.1:8123/v1/models").out
+        limits = served.run("cat /proc/$(pgrep -x ds4-server)/limits").out
+        assert re.search(r"Max locked memory +unlimited +unlimited", limits), limits
+        assert served.run("readlink /proc/$(pgrep -x ds4-server)/cwd").out.strip() == "/"
     finally:
         served.run("pkill -TERM -x ds4-server", check=False)
         process.wait(30)
+
+
+def test_the_launcher_keeps_out_while_the_service_waits_for_its_memory(served: Host) -> None:
+    served.run("systemctl stop ds4")
+    served.tenant("something-else", 60 * 1024 * 1024)
+    served.run("systemctl start --no-block ds4")
+    until(lambda: "activating" in served.run("systemctl show -p ActiveState ds4").out, "the gate waits")
+    ran = served.run("/usr/local/bin/ds4-serve", check=False)
+    assert ran.rc == 1
+    assert "ds4.service is activating" in ran.err
+    assert engines(served) == 0
 
 
 # ---------------------------------------------------------------------------------------------------- systemd's reading
@@ -653,3 +688,24 @@ def test_systemd_reads_back_what_was_meant(served: Host) -> None:
     argv, env = json.loads(served.read("/tmp/dump.json"))
     assert argv == words
     assert {name: env.get(name) for name in environment} == environment
+
+
+def test_systemd_reads_back_the_paths_that_were_meant(served: Host) -> None:
+    paths = [
+        "/srv/plain",
+        "/srv/my slips 50%",
+        '/srv/a "quoted" one',
+        "/srv/back\\slash",
+        "/srv/$HOME",
+        "/srv/ünïcödé ☃",
+    ]
+    for number, path in enumerate(paths):
+        served.run(["mkdir", "-p", path])
+        served.put(
+            f"/run/systemd/system/hostile{number}.service",
+            "[Service]\nType=oneshot\nProtectSystem=strict\n"
+            f"ReadWritePaths={path_list(['/tmp', path, '-/srv/not there 1%'])}\n"
+            f"ExecStart={exec_line(['/usr/bin/touch', path + '/written'])}\n",
+        )
+        served.run(f"systemctl daemon-reload && systemctl start hostile{number}.service")
+        assert served.exists(f"{path}/written")

@@ -19,9 +19,11 @@ from typing import Any
 import pytest
 import yaml
 
+from ds4.switch import unnamed
 from lab.engine import BAD, GOOD, Server, make_repo, releases, runs_here, write_inventory
 from lab.engine.repository import Tag, add_release, git, move_tag
 from lab.hub import weights
+from plugins.filter.ds4_engine import shipped_catalogue
 
 NOT_RUN = "not run: needs a CUDA toolkit and the shared library of python3 (package libpython3.x)"
 CUDA = next((path for path in ("/usr/local/cuda-13.0", "/usr/local/cuda") if os.path.exists(f"{path}/bin/nvcc")), None)
@@ -107,6 +109,14 @@ def built(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ran = make(source, "cuda-spark", "-j2")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return source
+
+
+def test_the_program_names_the_variables_that_the_settings_become(built: Path) -> None:
+    catalogue = shipped_catalogue()
+    names = [spec["env"] for spec in catalogue["settings"].values() if "env" in spec]
+    names += catalogue["known_variables"] + ["DS4_CODEX_MODELS_FILE"]
+    assert unnamed(str(built / "ds4-server"), names) == []
+    assert unnamed(str(built / "ds4-server"), ["DS4_NO_SUCH"]) == ["DS4_NO_SUCH"]
 
 
 def test_targets(built: Path, repo: Path, tmp_path: Path) -> None:

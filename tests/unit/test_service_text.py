@@ -160,6 +160,63 @@ def test_traces_may_be_written_where_they_were_asked_for(tmp_path: Path) -> None
     assert writable == "ReadWritePaths=/tmp /var/lib/ds4/kv -/srv/slips -/srv/trace"
 
 
+def test_paths_with_spaces_and_percent_signs_stay_whole(tmp_path: Path) -> None:
+    weights = {
+        "generation": "0731",
+        "files": {"base": {"path": "/srv/my weights/b-0731.gguf", "sha256": "a" * 64, "bytes": 1}},
+    }
+    found = render(
+        tmp_path,
+        engine_service_settings={"tool_slip_dump_directory": "/srv/my slips 50%"},
+        engine_service_weights=weights,
+        engine_service_kv_dir="/srv/kv 100%",
+        engine_service_deployments_dir="/opt/ds4 50%/deployments",
+        engine_service_lib_dir="/opt/ds4 50%/lib",
+        engine_service_mode="plain",
+    )
+    unit = found["files"]["ds4.service"]
+    assert 'ReadWritePaths=/tmp "/srv/kv 100%%" "-/srv/my slips 50%%"\n' in unit
+    assert 'RequiresMountsFor="/srv/my weights"\n' in unit
+    assert "EnvironmentFile=/opt/ds4 50%%/deployments/@DEPLOYMENT@/ds4.env\n" in unit
+    assert '"PYTHONPATH=/opt/ds4 50%%/lib/current"' in unit
+    if which("systemd-analyze") is not None:
+        server = tmp_path / "ds4-server"
+        server.write_text("#!/bin/sh\n", encoding="utf-8")
+        server.chmod(0o755)
+        text = unit.replace("/opt/ds4/builds/v0.6.5-addc0c4b/ds4-server", str(server))
+        verify_unit(text.replace("@HOST_GROUPS@", "").replace("@DEPLOYMENT@", "0123456789ab"), "ds4.service")
+
+
+@pytest.mark.parametrize("state", ["active", "activating", "deactivating", "reloading", ""])
+def test_the_launcher_refuses_unless_the_service_is_at_rest(
+    rendered: dict[str, Any], tmp_path: Path, state: str
+) -> None:
+    ran = launch(rendered, tmp_path, state)
+    assert ran.returncode == 1
+    assert "two copies of the weights do not fit" in ran.stderr
+    assert "sudo systemctl stop ds4.service" in ran.stderr
+
+
+@pytest.mark.parametrize("state", ["inactive", "failed"])
+def test_the_launcher_becomes_what_the_service_is(rendered: dict[str, Any], tmp_path: Path, state: str) -> None:
+    ran = launch(rendered, tmp_path, state, "--port", "8123")
+    assert ran.stdout.split()[:6] == ["sudo", "--", "prlimit", "--memlock=unlimited", "--nofile=1048576", "setpriv"]
+    assert ran.stdout.split()[-2:] == ["--port", "8123"]
+
+
+def launch(rendered: dict[str, Any], tmp_path: Path, state: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The launcher with a service in that state; sudo tells what it was asked for."""
+    programs = {"ds4-serve": rendered["files"]["ds4-serve"], "systemctl": f"#!/bin/sh\necho {state}\n"}
+    programs |= {"sudo": '#!/bin/sh\necho sudo "$@"\n', "id": "#!/bin/sh\necho 1\n"}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    return subprocess.run(
+        [tmp_path / "ds4-serve", *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+
+
 def test_the_launcher_is_valid_shell_and_keeps_hostile_values(tmp_path: Path) -> None:
     found = render(tmp_path, engine_service_extra_env={"DS4_NOTE": "it's $HOME `id` 50%"})
     launcher = tmp_path / "ds4-serve"

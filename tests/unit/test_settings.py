@@ -391,7 +391,18 @@ def test_a_legacy_set_with_its_drafter_serves_with_dspark() -> None:
     weights = with_files(LEGACY, drafter={"path": "/w/DSpark-drafter-Q2K-Q8.gguf"})
     result = config({}, mode="auto", weights=weights)
     assert result["errors"] == []
-    assert result["args"][:4] == ["-m", "/w/DeepSeek-V4-Flash-x.gguf", "--dspark", "/w/DSpark-drafter-Q2K-Q8.gguf"]
+    files = ["-m", "/w/DeepSeek-V4-Flash-x.gguf", "--dspark", "/w/DSpark-drafter-Q2K-Q8.gguf"]
+    assert result["args"] == [*files, "--mtp", "/w/Flash-MTP.gguf", *SAFE]
+    alone = config({}, mode="auto", weights=with_files(weights, mtp=None))
+    assert alone["args"] == [*files, "--no-mtp", *SAFE]  # one may lie beside the base
+
+
+def test_the_full_stack_goes_with_no_switch_against_a_part_of_it() -> None:
+    weights = with_files(LEGACY, drafter={"path": "/w/DSpark-drafter-Q2K-Q8.gguf"})
+    assert "--mtp" in config({"full_stack_required": True}, weights=weights)["args"]
+    own = {"generation": "own", "files": {"base": {"path": "/w/mine.gguf"}, "drafter": {"path": "/w/draft.gguf"}}}
+    assert "--no-mtp" in config({}, weights=own)["args"]
+    assert "--no-mtp" not in config({"full_stack_required": True}, weights=own)["args"]
 
 
 def test_the_ladder_says_which_rung_it_stands_on() -> None:
@@ -565,6 +576,23 @@ def test_a_secret_in_the_environment_is_in_no_message() -> None:
 def test_residency_under_its_old_and_its_new_name_is_a_boot_error() -> None:
     errors = config({"weight_residency": "eager"}, extra_env={"DS4_CUDA_NO_HBM_CACHE": 1})["errors"]
     assert "the engine refuses both together" in errors[0]
+
+
+def test_residency_of_one_file_under_both_names_is_said() -> None:
+    warnings = config({}, extra_env={"DS4_CUDA_NO_HBM_CACHE": 1, "DS4_WEIGHT_RESIDENCY_BASE": "lazy"})["warnings"]
+    assert "DS4_CUDA_NO_HBM_CACHE with DS4_WEIGHT_RESIDENCY_BASE" in warnings[0]
+
+
+@pytest.mark.parametrize("flag", ["--listen", "--role"])
+def test_no_second_port_is_opened_past_the_consent(flag: str) -> None:
+    result = config({}, extra_args=[flag, "0.0.0.0:9000"])
+    assert "a port of its own without authentication" in result["errors"][0]
+
+
+def test_a_flag_that_came_later_is_refused_until_it_can_be_known() -> None:
+    refused = config({}, extra_args=["--vision", "/w/encoder.gguf"])["errors"]
+    assert "--vision needs a newer engine. Found: engine v0.6.5. Required: an engine newer than v0.6.5." in refused[0]
+    assert config({}, release="v0.6.6", extra_args=["--vision", "/w/encoder.gguf"])["errors"] == []
 
 
 def test_extras_come_last_as_they_are() -> None:

@@ -960,5 +960,49 @@ def test_another_version_than_the_built_one_is_found() -> None:
         switch.check_binary(manifest(NEW, "v0.6.5"), answers(in_order=True, version="v0.6.2"))
 
 
+def eats_the_next_word(option: str) -> Any:
+    """A parser that takes whatever follows ``option`` as its value."""
+
+    def ask(_manifest: Mapping[str, Any], *arguments: str) -> Ran:
+        words = iter(arguments)
+        for word in words:
+            if word == option:
+                next(words, None)
+            elif word == "--ds4-fleet-asks":
+                return Ran(2, "", f"ds4-server: unknown option: {word}")
+            elif word == "--version":
+                return Ran(0, "ds4-server v0.6.5\n", "")
+        raise AssertionError("the model is loaded")
+
+    return ask
+
+
+def test_a_last_option_without_its_value_is_found_and_loads_no_model() -> None:
+    wanted = copy.deepcopy(manifest(NEW, "v0.6.5"))
+    wanted["args"] += ["--trace"]
+    with pytest.raises(
+        Ds4Error, match=r"does not take the configured options.*--trace without the value that it needs"
+    ):
+        switch.check_binary(wanted, eats_the_next_word("--trace"))
+    wanted["args"] += ["/tmp/trace"]
+    assert "takes all" in switch.check_binary(wanted, eats_the_next_word("--trace"))
+
+
+def test_a_variable_that_the_binary_does_not_name_is_found(tmp_path: Path) -> None:
+    server = tmp_path / "ds4-server"
+    server.write_bytes(b"\x7fELF DS4_SERVER_WARM\0DS4_CONTINUOUS\0DS4_WEIGHT_RESIDENCY_%s\0")
+    wanted = copy.deepcopy(manifest(NEW, "v0.6.5"))
+    wanted["build"]["server"] = str(server)
+    wanted["env"] = {"DS4_SERVER_WARM": "1", "DS4_WEIGHT_RESIDENCY_BASE": "lazy", "CUDA_VISIBLE_DEVICES": "0"}
+    assert "2 variables of its own" in switch.check_binary(wanted, answers(in_order=True))
+    for slip in ("DS4_SERVER_WARN", "DS4_CONT"):  # the second is only the beginning of a name
+        wanted["env"][slip] = "1"
+        with pytest.raises(Ds4Error, match=rf"Found: {slip} not named in .*engine_service_extra_env"):
+            switch.check_binary(wanted, answers(in_order=True))
+        del wanted["env"][slip]
+    server.write_bytes(b"packed")
+    assert switch.unnamed(str(server), ["DS4_SERVER_WARN"]) == []
+
+
 def test_numbers_are_no_options() -> None:
     assert switch.flags_of(["-m", "/a/b", "-3", "--port", "8000", "-0.5", "--x-y"]) == ["-m", "--port", "--x-y"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ds4.errors import Ds4Error
-from ds4.systemd_text import deployment_of, directives, environment_file, exec_argument, exec_line
+from ds4.systemd_text import deployment_of, directives, environment_file, exec_argument, exec_line, path_list
 
 # Everything that systemd accepts in a value: no control characters but tab and newline, no surrogates or noncharacters.
 TEXT = st.text(
@@ -87,6 +87,23 @@ def test_a_command_line_reaches_the_process_as_it_was_meant(words: list[str]) ->
     assert read_exec(line) == words
 
 
+def read_paths(text: str) -> list[str]:
+    """systemd.syntax(7): words by whitespace, double quotes in which a backslash protects what follows, then %%."""
+    words = re.findall(r'"(?:[^"\\]|\\.)*"|\S+', text)
+    plain = [re.sub(r"\\(.)", r"\1", word[1:-1]) if word.startswith('"') else word for word in words]
+    assert not [word for word in plain if re.search(r"(?<!%)(%%)*%(?!%)", word)], "a lone % is a specifier"
+    return [word.replace("%%", "%") for word in plain]
+
+
+@given(st.lists(st.one_of(TEXT, HOSTILE).map(lambda text: "/" + re.sub(r"[\t\n]", "", text)), max_size=5))
+def test_paths_reach_systemd_as_they_were_meant(paths: list[str]) -> None:
+    assert read_paths(path_list(paths)) == paths
+
+
+def test_a_plain_path_needs_no_quotes() -> None:
+    assert path_list(["/tmp", "-/srv/a", "/srv/my slips 50%"]) == '/tmp -/srv/a "/srv/my slips 50%%"'
+
+
 @given(st.dictionaries(NAMES, st.one_of(TEXT, HOSTILE), max_size=6))
 def test_an_environment_reaches_the_process_as_it_was_meant(environment: dict[str, str]) -> None:
     assert read_environment(environment_file(environment)) == environment
@@ -105,6 +122,8 @@ def test_what_systemd_would_drop_in_silence_is_refused(value: str) -> None:
         environment_file({"NAME": value})
     with pytest.raises(Ds4Error, match=r"does not accept"):
         exec_argument(value)
+    with pytest.raises(Ds4Error, match=r"does not accept"):
+        path_list([value])
 
 
 @pytest.mark.parametrize("name", ["", "1A", "A B", "A-B", "Ä", "A\n"])

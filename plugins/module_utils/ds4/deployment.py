@@ -171,7 +171,7 @@ def verify_unit(text: str, unit: str) -> None:
             f"systemd does not accept the rendered {unit}",
             found=" / ".join(line for line in ran.err.splitlines() if line.strip())[:2000] or f"exit status {ran.rc}",
             required="`systemd-analyze verify` without errors",
-            cure="correct engine_service_unit_extra, or the paths it names",
+            cure="correct the variable or the setting whose value stands in that line",
         )
 
 

@@ -127,9 +127,12 @@ def read_address(value: Any, found: str) -> str:
     if not isinstance(value, str):
         raise ValueError(found)
     try:
-        return str(ipaddress.IPv4Address(value))
+        address = ipaddress.IPv4Address(value)
     except ipaddress.AddressValueError:
         raise ValueError(found) from None
+    if address.is_multicast or address.is_reserved:  # nothing can listen there; the broadcast address is a reserved one
+        raise ValueError(found)
+    return str(address)
 
 
 # -------------------------------------------------------------------------------------------------- all values
@@ -424,8 +427,25 @@ def lineage(catalogue: Mapping[str, Any], role: str, name: str) -> str:
     return found[0] if found else ""
 
 
+def check_newer(what: str, newest_without: str, release: str, otherwise: str, judgement: Judgement) -> None:
+    """Refuse what came after a release of the engine, when that release or an older one is pinned."""
+    pinned = version(release)
+    if pinned and not older(version(newest_without) or (), release):
+        judgement.error(
+            f"{what} needs a newer engine",
+            found=f"engine {release}",
+            required=f"an engine newer than v{newest_without}",
+            cure=f"pin a newer ds4_release, or {otherwise}",
+        )
+
+
 def choose_mode(
-    catalogue: Mapping[str, Any], mode: str, weights: Mapping[str, Any], release: str, judgement: Judgement
+    catalogue: Mapping[str, Any],
+    mode: str,
+    weights: Mapping[str, Any],
+    values: Mapping[str, Any],
+    release: str,
+    judgement: Judgement,
 ) -> tuple[str, list[str]]:
     """Mode in force and the arguments that name its files, none left for the engine to pick up by itself.
 
@@ -458,13 +478,9 @@ def choose_mode(
                 f"Generation {generation} has no drafter, so the engine serves "
                 + ("with MTP speculation, slower than DSpark." if mode == "mtp" else "without speculation.")
             )
-    pinned = version(release)
-    if marks.get("newer_than") and pinned and not older(version(marks["newer_than"]) or (), release):
-        judgement.error(
-            f"The base model {base} needs a newer engine",
-            found=f"engine {release}",
-            required=f"an engine newer than v{marks['newer_than']}",
-            cure="pin a newer ds4_release, or choose another weights_generation",
+    if marks.get("newer_than"):
+        check_newer(
+            f"The base model {base}", marks["newer_than"], release, "choose another weights_generation", judgement
         )
     role = {"dspark": "drafter", "mtp": "mtp"}.get(mode, "base")
     if mode == "mtp" and not marks["mtp"]:
@@ -498,8 +514,16 @@ def choose_mode(
                 required="base and drafter of one generation",
                 cure="correct this generation in ds4_weights_extra",
             )
+    # Beside DSpark a base that has an MTP head uses it too; the engine would look for its file next to the base.
+    head = (
+        ["--mtp", file_path(files["mtp"])]
+        if files.get("mtp")
+        else []
+        if values.get("full_stack_required")
+        else ["--no-mtp"]
+    )
     named = {
-        "dspark": ["--dspark", file_path(files.get("drafter"))],
+        "dspark": ["--dspark", file_path(files.get("drafter")), *(head if marks["mtp"] else [])],
         "mtp": ["--mtp", file_path(files.get("mtp")), "--no-dspark"],
     }
     return mode, ["-m", file_path(files["base"]), *named.get(mode, ["--no-spec"])]
@@ -537,7 +561,12 @@ def kv_directory(root: str, engine: str, weights: Mapping[str, Any]) -> str:
 
 
 def check_extra(
-    catalogue: Mapping[str, Any], arguments: Any, environment: Any, values: Mapping[str, Any], judgement: Judgement
+    catalogue: Mapping[str, Any],
+    arguments: Any,
+    environment: Any,
+    values: Mapping[str, Any],
+    release: str,
+    judgement: Judgement,
 ) -> tuple[list[str], dict[str, str]]:
     """The operator's own flags and variables: nothing that is decided elsewhere, nothing that cannot serve."""
     flags: dict[str, str] = dict(catalogue["twins"])
@@ -588,6 +617,8 @@ def check_extra(
                 cure=f"remove {where} and set engine_service_settings.{flags[flag]}",
             )
         else:
+            if flag in catalogue["newer_flags"]:
+                check_newer(flag, catalogue["newer_flags"][flag], release, f"remove {where}", judgement)
             if flag in catalogue["warned_flags"]:
                 judgement.warn(f"{flag}: {catalogue['warned_flags'][flag]}.")
             elif flag.startswith("--") and flag not in catalogue["known_flags"]:
@@ -645,6 +676,11 @@ def check_extra(
             "DS4_CUDA_NO_HBM_CACHE is the old name of weight_residency: lazy, and the engine refuses both together",
             cure="remove engine_service_extra_env.DS4_CUDA_NO_HBM_CACHE",
         )
+    single = sorted(name for name in extra_environment if name.startswith("DS4_WEIGHT_RESIDENCY_"))
+    if single and "DS4_CUDA_NO_HBM_CACHE" in extra_environment:
+        judgement.warn(
+            f"DS4_CUDA_NO_HBM_CACHE with {', '.join(single)}: both say how weights come into memory, and the engine may refuse to start."
+        )
     return extra_arguments, extra_environment
 
 
@@ -695,10 +731,10 @@ def engine_config(
     values, origin = effective_settings(catalogue, profile, settings, judgement)
     check_release(catalogue, values, profile, release, judgement)
     check_profile(catalogue, profile, serving_mode, judgement)
-    mode, file_arguments = choose_mode(catalogue, mode, weights, release, judgement)
+    mode, file_arguments = choose_mode(catalogue, mode, weights, values, release, judgement)
     check_combinations(catalogue, values, origin, mode, weights.get("files") or {}, judgement)
     host, port = check_network(catalogue, values, expose, judgement)
-    extra_arguments, extra_environment = check_extra(catalogue, extra_args, extra_env, values, judgement)
+    extra_arguments, extra_environment = check_extra(catalogue, extra_args, extra_env, values, release, judgement)
 
     pinned = version(release)
     directory = kv_directory(str(paths["kv"]), engine, weights)

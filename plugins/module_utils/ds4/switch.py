@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import re
 import shutil
@@ -924,13 +925,14 @@ def help_flags(text: str) -> set[str]:
 
 
 def check_binary(manifest: Mapping[str, Any], ask: Callable[..., Ran]) -> str:
-    """Ask the binary itself, before anything stops: its version, and whether it takes every option.
+    """Ask the binary itself, before anything stops: its version, and whether it knows every option and variable.
 
     Its own parser decides when it reads options in order: ``ARGS --version`` ends with exit 2 for an unknown option or a
-    bad value, and with exit 0 before any model is opened. Should it look for ``--version`` first, its help decides.
+    bad value, and with exit 0 before any model is opened. Should it look for ``--version`` first, its help decides. About
+    variables it is silent; their names stand in it.
 
     Raises:
-        Ds4Error: another version, an option it does not know, or no answer.
+        Ds4Error: another version, an option or variable it does not know, or no answer.
     """
     server = manifest["build"]["server"]
     asked = ask(manifest, "--version")
@@ -952,23 +954,42 @@ def check_binary(manifest: Mapping[str, Any], ask: Callable[..., Ran]) -> str:
         )
     reads_in_order = ask(manifest, "--ds4-fleet-asks", "--version").rc == 2
     if reads_in_order:
-        parsed = ask(manifest, *manifest["args"], "--version")
+        # Twice, because a last option that lacks its value takes one: then it would load the model.
+        parsed = ask(manifest, *manifest["args"], "--version", "--version")
         if parsed.rc != 0:
             raise _unknown_option(manifest, f"`{(parsed.err or parsed.out).strip()[-400:]}` (exit {parsed.rc})")
+        if ask(manifest, *manifest["args"], "--ds4-fleet-asks", "--version").rc != 2:
+            raise _unknown_option(manifest, f"{manifest['args'][-1]} without the value that it needs")
     else:
         known = help_flags(ask(manifest, "--help").out)
         unknown = [flag for flag in flags_of(manifest["args"]) if flag not in known]
         if unknown:
             raise _unknown_option(manifest, f"{', '.join(unknown)} not in its help")
-    return f"version {told.group(1)} takes all {len(flags_of(manifest['args']))} options"
+    variables = sorted(name for name in manifest["env"] if name.startswith("DS4_"))
+    missing = unnamed(server, variables) if variables else []
+    if missing:
+        raise _unknown_option(manifest, f"{', '.join(missing)} not named in {server}")
+    return f"version {told.group(1)} takes all {len(flags_of(manifest['args']))} options and {len(variables)} variables of its own"
+
+
+def unnamed(server: str, variables: list[str]) -> list[str]:
+    """Those variables that a program does not name. A name counts that it puts together (``DS4_WEIGHT_RESIDENCY_%s``)."""
+    with open(server, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if not re.search(rb"DS4_[A-Z0-9_]+\0", content):
+            return []  # packed in a way that hides every name: nothing can be told
+        stems = tuple(found.decode() for found in re.findall(rb"(DS4_[A-Z0-9_]+_)%[a-z]", content))
+        return [name for name in variables if content.find(name.encode() + b"\0") < 0 and not name.startswith(stems)]
 
 
 def _unknown_option(manifest: Mapping[str, Any], found: str) -> Ds4Error:
     return Ds4Error(
         f"Release {manifest['release']} does not take the configured options",
         found=found,
-        required="options that this release knows",
-        cure="correct engine_service_settings or engine_service_extra_args, or choose another ds4_release",
+        required="options and variables that this release knows",
+        cure=(
+            "correct engine_service_settings, engine_service_extra_args or engine_service_extra_env, "
+            "or choose another ds4_release"
+        ),
     )
 
 

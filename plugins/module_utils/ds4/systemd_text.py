@@ -52,6 +52,20 @@ def exec_line(arguments: Iterable[str]) -> str:
     return " ".join(exec_argument(argument) for argument in arguments)
 
 
+def path_list(paths: Iterable[str]) -> str:
+    """Paths for a directive that takes several, such as ``ReadWritePaths=``: quoted at spaces, ``%`` doubled.
+
+    Raises:
+        Ds4Error: a character that no unit file can carry.
+    """
+    words = []
+    for path in paths:
+        _refuse_unreadable(path, "a path", "")
+        quoted = '"' + path.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
+        words.append(path if _PLAIN_ARGUMENT.fullmatch(path) else quoted)
+    return " ".join(words)
+
+
 def environment_file(environment: Mapping[str, str]) -> str:
     """Body of an ``EnvironmentFile=``: one variable a line, sorted, quoted where needed.
 
