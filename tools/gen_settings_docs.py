@@ -67,7 +67,9 @@ KV = """\
 With `kv_persistence` the engine keeps the state of conversations in `{kv}/ds4-GENERATION-SHA8`, one directory per model, mode
 0700, owned by the service user. An engine upgrade keeps it; another model gets another directory.
 
-**The files contain the prompts in plain text.** They are never deleted unasked. Turn it off with `kv_persistence: false`.
+**The files contain the prompts in plain text.** They are never deleted unasked. The engine keeps none by itself; every profile
+turns it on, so that a restart or an upgrade does not cost long conversations. Turn it off with `kv_persistence: false`;
+`engine_service_kv_dir` moves it.
 
 Refused before anything is stopped: a directory in memory (tmpfs), a read-only one, a budget larger than the free space.
 """
@@ -77,8 +79,8 @@ EXTRAS = """\
 
 Further flags go into `engine_service_extra_args` (a list, one word an item) and further variables into
 `engine_service_extra_env` (a mapping). They are taken as they are, and the staged binary is asked whether it knows the flags,
-and read for the names of the variables (those that begin with `DS4_`), before the running service is stopped. What has a setting above is refused there, so that the numbers that follow from it
-(ports, catalogue, agents' limits) stay in step.
+and read for the names of the variables (those that begin with `DS4_`), before the running service is stopped. What has a
+setting above is refused there, so that the numbers that follow from it (ports, catalogue, agents' limits) stay in step.
 """
 
 
@@ -89,7 +91,8 @@ def cell(value: Any) -> str:
 
 def default_of(spec: dict[str, Any]) -> str:
     value = spec["default"]
-    return "the engine decides" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    text = "the engine decides" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    return text + "".join(f", `{old}` before v{since}" for since, old in spec.get("default_before", {}).items())
 
 
 def becomes(spec: dict[str, Any]) -> str:
@@ -125,6 +128,7 @@ def settings_tables(catalogue: dict[str, Any]) -> list[str]:
                 "| --- | --- | --- | --- | --- | --- | --- |",
             ]
         since = f"v{spec['since']}" if spec.get("since") else ""
+        since += "".join(f"above {most}: v{release}" for release, most in spec.get("most_before", {}).items())
         lines.append(
             f"| `{name}` | {cell(settings.allowed(spec))} | {default_of(spec)} | {becomes(spec)} | {since} "
             f"| {cell(spec['description'])} | {cell(spec['source'])} |"

@@ -147,6 +147,10 @@ def test_a_served_catalogue_is_kept_with_the_true_context_and_the_wanted_instruc
     assert (entry["context_window"], entry["priority"], entry["base_instructions"]) == (262144, 7, "old")
     (entry,) = json.loads(endpoint(catalogue=json.dumps(stale), instructions="new").catalogue)["models"]
     assert entry["base_instructions"] == "new"
+    for empty in ("", " ", None):
+        stale["models"][0]["base_instructions"] = empty
+        (entry,) = json.loads(endpoint(catalogue=json.dumps(stale)).catalogue)["models"]
+        assert entry["base_instructions"] == FALLBACK_INSTRUCTIONS
     (entry,) = json.loads(endpoint(instructions=" ").catalogue)["models"]
     assert entry["base_instructions"] == FALLBACK_INSTRUCTIONS
 
@@ -157,8 +161,8 @@ def test_only_the_chosen_clients_are_written(tmp_path: Path) -> None:
 
 
 def test_the_folder_for_the_controller_needs_no_home(tmp_path: Path) -> None:
-    result = configure(tmp_path / "spark1", endpoint(), layout="folder", default=True)
-    assert set(tree(tmp_path / "spark1")) == {
+    result = configure(tmp_path / "clients/spark1", endpoint(), layout="folder", default=True)
+    assert set(tree(tmp_path / "clients/spark1")) == {
         "codex/config.toml",
         "codex/ds4.config.toml",
         "codex/ds4-models.json",
@@ -169,7 +173,10 @@ def test_the_folder_for_the_controller_needs_no_home(tmp_path: Path) -> None:
         ".clients-ds4.json",
     }
     assert len(result["files"]) == 7
-    configure(tmp_path / "spark1", None, layout="folder")
+    configure(tmp_path / "clients/spark2", endpoint(), layout="folder")
+    configure(tmp_path / "clients/spark1", None, layout="folder")
+    assert [path.name for path in (tmp_path / "clients").iterdir()] == ["spark2"]
+    configure(tmp_path / "clients/spark2", None, layout="folder")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -805,6 +805,18 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
         ["tmpfs on /"],
     ),
     (
+        "conversations in memory",
+        [
+            put(
+                "policy.disk_needs",
+                [{**WEIGHTS, "what": "KV of conversations", "variable": "kv_budget_mib", "bytes": 0}],
+            ),
+            put("host.disks", [disk(filesystem="tmpfs")]),
+        ],
+        ["disk_in_memory"],
+        ["KV of conversations would lie in memory"],
+    ),
+    (
         "NFS",
         [put("policy.disk_needs", [WEIGHTS]), put("host.disks", [disk(filesystem="nfs4")])],
         ["disk_network"],

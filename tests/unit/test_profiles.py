@@ -24,7 +24,10 @@ def config(profile: str = "standard", settings: dict[str, Any] | None = None, **
         paths={"kv": "/var/lib/ds4/kv"},
         weights={
             "generation": "0731",
-            "files": {"base": {"path": "/w/b-0731.gguf", "sha256": "ca22ae2f8"}, "drafter": {"path": "/w/d.gguf"}},
+            "files": {
+                "base": {"path": "/w/b-0731.gguf", "sha256": "ca22ae2f8", "bytes": 86720111488},
+                "drafter": {"path": "/w/d.gguf", "bytes": 6971241504},
+            },
         },
         **options,
     )
@@ -105,7 +108,7 @@ def test_a_profile_newer_than_the_engine_is_refused() -> None:
         (262144, 9, 9, "measured"),
         (524288, 6, 6, "measured"),
         (786432, 4, 6, "between measurements"),
-        (1048576, 4, 6, "between measurements"),
+        (1048576, 3, 6, "between measurements"),
     ],
 )
 def test_banks_to_expect(context: int, low: int, high: int, basis: str) -> None:
@@ -133,20 +136,46 @@ def test_three_million_tokens_are_four_contexts_of_the_recipe() -> None:
 
 
 def test_memory_of_a_fresh_spark_before_and_after_loading() -> None:
-    before = ds4_profile_arithmetic(config(), weights_bytes=PAIR, mem_available_kib=118 * 1024**2)
+    before = ds4_profile_arithmetic(config(), mem_available_kib=118 * 1024**2)
     # 118 GiB − pair 87.3 − start-up cache 8.2 − margin 2 − floor 4
     assert before["free_gib"] == pytest.approx(118 - PAIR / GIB - 8.2 - 2 - 4, abs=0.1)
     assert before["contexts_that_fit"] == 7
-    after = ds4_profile_arithmetic(
-        config(), weights_bytes=PAIR, mem_available_kib=15 * 1024**2, loaded=True, banks_total=6
-    )
+    after = ds4_profile_arithmetic(config(), mem_available_kib=15 * 1024**2, loaded=True, banks_total=6)
     assert after["free_gib"] == 11.0
     assert after["banks"]["total"] == 6
     assert "; the engine reports 6" in after["lines"][1]
 
 
+def test_only_the_files_of_the_mode_are_counted() -> None:
+    assert config()["weights_bytes"] == PAIR
+    assert config(mode="plain")["weights_bytes"] == 86720111488
+    available = 118 * 1024**2
+    plain, pair = (
+        ds4_profile_arithmetic(config(mode=mode), mem_available_kib=available) for mode in ("plain", "dspark")
+    )
+    assert plain["free_gib"] - pair["free_gib"] == pytest.approx(6971241504 / GIB, abs=0.1)
+
+
+def test_banks_follow_the_memory_of_a_host_that_has_less() -> None:
+    sums = ds4_profile_arithmetic(config("full_window"), mem_available_kib=114 * 1024**2)
+    assert (sums["contexts_that_fit"], sums["banks"]["low"], sums["banks"]["high"]) == (2, 2, 2)
+    assert sums["lines"][1] == "banks to expect: 2 (estimate, by this host's memory)"
+    served = ds4_profile_arithmetic(config("full_window"), mem_available_kib=9 * 1024**2, loaded=True)
+    assert (served["banks"]["low"], served["banks"]["high"]) == (
+        3,
+        6,
+    )  # what is left beside it tells nothing about banks
+    recipe = ds4_profile_arithmetic(config("three_million"), mem_available_kib=104 * 1024**2)
+    assert recipe["lines"][1] == "banks to expect: 6 (as set)"
+
+
+def test_prompts_on_disk_are_said_to_be_in_plain_text() -> None:
+    kept = ds4_profile_arithmetic(config())["lines"][-1]
+    assert "in plain text" in kept and kept.endswith("kv_persistence: false keeps none")
+
+
 def test_a_box_that_is_too_full_is_warned_of_with_the_cure() -> None:
-    sums = ds4_profile_arithmetic(config("full_window"), weights_bytes=PAIR, mem_available_kib=104 * 1024**2)
+    sums = ds4_profile_arithmetic(config("full_window"), mem_available_kib=104 * 1024**2)
     assert sums["contexts_that_fit"] == 0
     assert "Not one full context of 1048576 tokens is likely to fit" in sums["warnings"][0]
     assert "engine_service_settings.context_tokens" in sums["warnings"][0]
@@ -156,8 +185,10 @@ def test_a_box_that_is_too_full_is_warned_of_with_the_cure() -> None:
     ("settings", "charged"),
     [
         ({"admission_tranche_tokens": 8192}, 8192),
-        ({"admission_tranche_tokens": 0}, 524288),
+        ({"admission_tranche_tokens": 0}, 393216),  # the engine's longest answer, not the context
+        ({"admission_tranche_tokens": 0, "context_tokens": 262144}, 262144),
         ({"admission_tranche_tokens": 0, "max_output_tokens": 1000}, 1000),
+        ({"max_output_tokens": 1000}, 1000),
         ({"context_tokens": 16384}, 16384),
     ],
 )
@@ -168,7 +199,7 @@ def test_what_a_request_without_a_limit_is_charged(settings: dict[str, Any], cha
 
 
 def test_lines_are_marked_as_estimates() -> None:
-    lines = ds4_profile_arithmetic(config(), weights_bytes=PAIR, mem_available_kib=SPARK_KIB)["lines"]
+    lines = ds4_profile_arithmetic(config(), mem_available_kib=SPARK_KIB)["lines"]
     assert lines[0] == "profile standard: context 524288 tokens, about 2.15 GiB when full"
     assert lines[1] == "banks to expect: 6 (estimate, measured elsewhere)"
     assert "about" in lines[2]

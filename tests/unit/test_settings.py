@@ -199,6 +199,24 @@ def test_a_setting_newer_than_the_pin_is_refused_naming_both_versions(name: str)
     assert config({name: value}, release=f"v{since}")["errors"] == []
 
 
+def test_a_window_that_the_pinned_engine_cannot_fill_is_refused() -> None:
+    errors = config({"context_tokens": 1048576}, release="v0.6.2")["errors"]
+    assert (
+        "The setting context_tokens has a value that the pinned engine does not serve yet. "
+        "Found: 1048576 with engine v0.6.2. Required: at most 1015936, or engine v0.6.3 or newer." in errors[0]
+    )
+    assert config({"context_tokens": 1015936}, release="v0.6.2")["errors"] == []
+    assert config({"context_tokens": 1048576}, release="v0.6.3")["errors"] == []
+
+
+@pytest.mark.parametrize(
+    ("release", "context"), [("v0.6.1", 32768), ("v0.6.2", 262144), ("v0.6.5", 262144), ("main", 262144)]
+)
+def test_the_context_that_nobody_sets_is_the_pinned_engine_s(release: str, context: int) -> None:
+    """Else the catalogue would name another window than the engine serves."""
+    assert config({}, release=release)["context"] == context
+
+
 def test_versions_compare_by_number_and_by_every_part() -> None:
     assert mechanism.version("v0.6.3.1") == (0, 6, 3, 1)
     assert mechanism.version("0.6.5-3-gabcdef") == (0, 6, 5)
@@ -395,6 +413,21 @@ def test_a_legacy_set_with_its_drafter_serves_with_dspark() -> None:
     assert result["args"] == [*files, "--mtp", "/w/Flash-MTP.gguf", *SAFE]
     alone = config({}, mode="auto", weights=with_files(weights, mtp=None))
     assert alone["args"] == [*files, "--no-mtp", *SAFE]  # one may lie beside the base
+
+
+def test_the_bytes_of_the_files_that_a_mode_loads() -> None:
+    legacy = with_files(
+        LEGACY,
+        **{
+            "base": {"path": "/w/DeepSeek-V4-Flash-x.gguf", "bytes": 100},
+            "drafter": {"path": "/w/DSpark-drafter-Q2K-Q8.gguf", "bytes": "10"},
+            "mtp": {"path": "/w/Flash-MTP.gguf", "bytes": 1},
+        },
+    )
+    assert config({}, weights=legacy)["weights_bytes"] == 111
+    assert config({}, weights=legacy, mode="mtp")["weights_bytes"] == 101
+    assert config({}, weights=legacy, mode="plain")["weights_bytes"] == 100
+    assert config({}, weights={"generation": "x", "files": {}})["weights_bytes"] == 0
 
 
 def test_the_full_stack_goes_with_no_switch_against_a_part_of_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_a_preview_tells_the_figures_too(lab: Lab) -> None:
     text = scenario.run(lab, "site.yml", "--check", "-e", "engine_service_profile=full_window")
     assert "if applied:" in text
     assert "profile full_window: context 1048576 tokens" in text
-    assert "banks to expect: 4 to 6 (estimate)" in text
+    assert "banks to expect: 3 to 6 (estimate)" in text
 
 
 @pytest.mark.parametrize("options", [{"serving_mode_target": "unmanaged"}, {"serving_mode_target": "desktop"}])
@@ -95,6 +96,21 @@ def test_every_other_profile_is_served(lab: Lab, profile: str) -> None:
     ] == directory  # conversations are kept
 
 
+def test_conversations_in_memory_are_refused(lab: Lab) -> None:
+    before = lab.hosts[0].run("systemctl show ds4 -p ExecMainStartTimestampMonotonic --value").out
+    with pytest.raises(AssertionError) as failure:
+        scenario.run(lab, "site.yml", "-e", "engine_service_kv_dir=/dev/shm/ds4-kv")
+    assert "KV of conversations would lie in memory" in str(failure.value)
+    assert lab.hosts[0].run("systemctl show ds4 -p ExecMainStartTimestampMonotonic --value").out == before
+
+
+def test_conversations_lie_where_they_are_told_to(lab: Lab) -> None:
+    scenario.run(lab, "site.yml", "-e", "engine_service_kv_dir=/srv/ds4 kv", "-e", "engine_service_profile=standard")
+    words, _environment = process(lab)
+    assert words[words.index("--kv-disk-dir") + 1].startswith("/srv/ds4 kv/ds4-")
+    assert lab.hosts[0].run("stat -c '%U %a' '/srv/ds4 kv'").out.strip() == "ds4 700"
+
+
 def test_the_profiles_above_are_all_there_are() -> None:
     assert set(PROFILES) == {"three_million", "agents", "shared_desktop", "full_window", "standard"}
 
@@ -108,7 +124,12 @@ def changes(summary: Path) -> dict[str, int]:
 def test_clients_are_configured_from_the_served_context_and_removed_again(lab: Lab, tmp_path: Path) -> None:
     spark = lab.hosts[0]
     agents = tmp_path / "agents.yml"
-    agents.write_text(json.dumps({"agents": {"hosts": {spark.name: {}}}}))
+    laptop = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "agent_clients_home": str(tmp_path / "laptop"),
+    }
+    agents.write_text(json.dumps({"agents": {"hosts": {spark.name: {}, "laptop": laptop}}}))
     options = [
         "-i",
         str(agents),
@@ -128,6 +149,10 @@ def test_clients_are_configured_from_the_served_context_and_removed_again(lab: L
     text = scenario.run(lab, "clients.yml", *options)
     folder = tmp_path / "clients" / spark.name
     assert f"{spark.name} serves {context} tokens of context at http://127.0.0.1:8000" in text
+    told = " ".join(text.split())
+    assert "laptop: the clients are given http://127.0.0.1:8000, which is this machine itself" in told
+    assert f"{spark.name}: the clients are given" not in told
+    assert "http://127.0.0.1:8000/v1" in (tmp_path / "laptop/.codex/config.toml").read_text()
     (codex,) = json.loads((folder / "codex/ds4-models.json").read_text())["models"]
     assert codex["context_window"] == context
     assert codex == served(lab)["models"][0]  # what the engine serves, as it is
@@ -143,7 +168,8 @@ def test_clients_are_configured_from_the_served_context_and_removed_again(lab: L
     assert set(changes(again).values()) == {0}
 
     scenario.run(lab, "clients.yml", *options, "-e", "agent_clients_state=absent")
-    assert not folder.exists()
+    assert not folder.parent.exists()
+    assert not (tmp_path / "laptop/.codex").exists()
     assert spark.run(f"find {home} -type f -path '*ds4*' | wc -l").out.strip() == "0"
     assert spark.run(f"ls -A {home}/.codex {home}/.pi 2>/dev/null | wc -l").out.strip() == "0"
 

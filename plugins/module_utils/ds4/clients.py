@@ -8,6 +8,7 @@ files), Claude Code 2.1.332 (``CLAUDE_CODE_MAX_CONTEXT_TOKENS``), Pi 1.6.0, open
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import json
@@ -19,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
-from .catalogue import MODEL_ID, catalogue_text, limits
+from .catalogue import FALLBACK_INSTRUCTIONS, MODEL_ID, catalogue_text, limits
 from .errors import Ds4Error
 from .files import MARKER_LINE, digest, read_json, write_atomic
 from .splice import Claim, json_get, json_remove, json_set, toml_merge, toml_strip
@@ -149,6 +150,8 @@ def endpoint(
         entry.update(limits(context))
         if instructions.strip():
             entry["base_instructions"] = instructions
+        elif not str(entry.get("base_instructions") or "").strip():  # without any, Codex works badly
+            entry["base_instructions"] = FALLBACK_INSTRUCTIONS
     text = json.dumps(content, indent=2) + "\n"
     return Endpoint(
         provider, label, url.rstrip("/"), context, max_output or output_limit(context, context), text, model
@@ -480,9 +483,10 @@ def apply(stays: str, changes: Sequence[Change], *, backup: bool = True, now: Op
 
 
 def _drop_empty(folder: str, stays: str) -> None:
-    while folder != stays and folder.startswith(stays + "/") and not os.listdir(folder):
-        os.rmdir(folder)
-        folder = os.path.dirname(folder)
+    with contextlib.suppress(OSError):  # not empty, or another host's task was faster
+        while folder != stays and folder.startswith(stays + "/"):
+            os.rmdir(folder)
+            folder = os.path.dirname(folder)
 
 
 def configure(
@@ -506,8 +510,9 @@ def configure(
     root = os.path.abspath(os.path.expanduser(root))
     wanted = pieces(target, clients, places, default=default, served_catalogue=served_catalogue) if target else []
     changes, record = plan(root, wanted, provider, places)
-    # The folder on the controller is ours and goes when it is empty; a home stays.
-    backups = [] if check else apply(os.path.dirname(root) if layout == "folder" else root, changes, backup=backup)
+    # The folders on the controller are ours and go when they are empty; a home stays.
+    stays = os.path.dirname(os.path.dirname(root)) if layout == "folder" else root
+    backups = [] if check else apply(stays, changes, backup=backup)
     files = sorted({*record["whole"], *record["toml"], *record["json"]})
     return {
         "changed": bool(changes),

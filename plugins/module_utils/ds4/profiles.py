@@ -17,7 +17,7 @@ def expected_banks(context: int, explicit: Optional[int], figures: Mapping[str, 
     """Banks the engine will plan at boot.
 
     Measured at three contexts only; between two of them the truth lies between theirs, and beyond the deepest between its
-    count and the engine's floor.
+    count and as many as hold the same tokens.
 
     Returns:
         ``low`` and ``high`` (equal when known), and ``basis``: ``set``, ``measured`` or ``between measurements``.
@@ -31,7 +31,7 @@ def expected_banks(context: int, explicit: Optional[int], figures: Mapping[str, 
         return {"low": points[context], "high": points[context], "basis": "measured"}
     below = max(tokens for tokens in points if tokens < context)
     above = [tokens for tokens in points if tokens > context]
-    low = points[min(above)] if above else int(figures["banks_at_context"]["floor"])
+    low = points[min(above)] if above else max(points[below] * below // context, 1)
     return {"low": low, "high": points[below], "basis": "between measurements"}
 
 
@@ -39,7 +39,6 @@ def arithmetic(
     config: Mapping[str, Any],
     figures: Mapping[str, Any],
     *,
-    weights_bytes: int = 0,
     mem_available_kib: int = 0,
     loaded: bool = False,
     banks_total: Optional[int] = None,
@@ -49,7 +48,6 @@ def arithmetic(
     Args:
         config: result of ``engine_config``.
         figures: ``figures`` of the data file of settings.
-        weights_bytes: sizes of all files of the mode, together.
         mem_available_kib: MemAvailable of the host now; 0 when it is not known.
         loaded: an engine with its weights is already in that memory.
         banks_total: ``ds4_banks_total`` as the running engine reports it.
@@ -65,8 +63,8 @@ def arithmetic(
     gib_per_context = context * per_token_kib / KIB_PER_GIB
     tranche = config["settings"].get("admission_tranche_tokens")
     charged = int(figures["charged_tokens_without_max_tokens"]["value"] if tranche is None else tranche)
-    output = int(config["settings"].get("max_output_tokens") or context)
-    charged = min(charged or output, context)  # a tranche of 0 charges the whole possible answer
+    output = min(int(config["max_output_tokens"]), context)
+    charged = min(charged or output, output)  # a tranche of 0 charges the whole possible answer
     banks = expected_banks(context, config.get("banks"), figures)
     banks["total"] = banks_total
     result: dict[str, Any] = {
@@ -85,10 +83,14 @@ def arithmetic(
     if mem_available_kib:
         free = mem_available_kib / KIB_PER_GIB - floor
         if not loaded:  # what loading will take: the files, the engine's start-up cache and its own planning margin
-            free -= weights_bytes / 1024**3
+            free -= int(config["weights_bytes"]) / 1024**3
             free -= float(figures["weights_overhead_gib"]["value"]) + float(figures["planning_margin_gib"]["value"])
         result["free_gib"] = round(free, 1)
-        result["contexts_that_fit"] = max(int(free / gib_per_context), 0)
+        fit = result["contexts_that_fit"] = max(int(free / gib_per_context), 0)
+        if (
+            not loaded and banks["basis"] != "set" and fit < banks["high"]
+        ):  # measured on a box with nothing beside the engine
+            banks.update(low=max(min(banks["low"], fit), 1), high=max(fit, 1), basis="memory")
         if not loaded and free < gib_per_context:
             result["warnings"].append(
                 f"Not one full context of {context} tokens is likely to fit: about {free:.1f} GiB would be left for conversations, "
@@ -111,9 +113,12 @@ def arithmetic(
 def _lines(config: Mapping[str, Any], result: Mapping[str, Any], loaded: bool) -> list[str]:
     banks = result["banks"]
     count = str(banks["low"]) if banks["low"] == banks["high"] else f"{banks['low']} to {banks['high']}"
-    basis = {"set": "as set", "measured": "estimate, measured elsewhere", "between measurements": "estimate"}[
-        banks["basis"]
-    ]
+    basis = {
+        "set": "as set",
+        "measured": "estimate, measured elsewhere",
+        "between measurements": "estimate",
+        "memory": "estimate, by this host's memory",
+    }[banks["basis"]]
     measured = "" if banks["total"] is None else f"; the engine reports {banks['total']}"
     lines = [
         f"profile {config['profile']}: context {result['context']} tokens, about {result['gib_per_context']:.2f} GiB when full",
@@ -129,6 +134,7 @@ def _lines(config: Mapping[str, Any], result: Mapping[str, Any], loaded: bool) -
         )
     if result["disk_tokens"] is not None:
         lines.append(
-            f"prompts kept on disk: up to {config['kv']['budget_mib']} MiB, about {result['disk_tokens']} tokens, in {config['kv']['directory']}"
+            f"prompts kept on disk, in plain text: up to {config['kv']['budget_mib']} MiB, about {result['disk_tokens']} tokens, "
+            f"in {config['kv']['directory']}; kv_persistence: false keeps none"
         )
     return lines

@@ -19,6 +19,7 @@ from .errors import Ds4Error
 
 MODES = ("auto", "dspark", "mtp", "plain")
 EXPOSE = ("none", "lan")
+SPECULATION_FLAGS = {"drafter": "--dspark", "mtp": "--mtp"}
 LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 TRUE_WORDS = ("true", "yes", "on", "1")
@@ -244,6 +245,14 @@ def check_release(
                 required=f"engine v{since} or newer",
                 cure=f"remove engine_service_settings.{name} (null takes it out of a profile), or pin a newer ds4_release",
             )
+        for since, most in catalogue["settings"][name].get("most_before", {}).items():
+            if older(pinned, since) and values[name] > most:
+                judgement.error(
+                    f"The setting {name} has a value that the pinned engine does not serve yet",
+                    found=f"{values[name]} with engine {release}",
+                    required=f"at most {most}, or engine v{since} or newer",
+                    cure=f"lower engine_service_settings.{name}, or pin a newer ds4_release",
+                )
     since = catalogue["profiles"].get(profile, {}).get("since")
     if since and older(pinned, since):
         judgement.error(
@@ -252,6 +261,18 @@ def check_release(
             required=f"engine v{since} or newer",
             cure="choose another engine_service_profile, or pin a newer ds4_release",
         )
+
+
+def of_release(catalogue: Mapping[str, Any], release: str) -> Mapping[str, Any]:
+    """The data file as it holds for the pinned engine, whose defaults were others before some releases."""
+    pinned = version(release)
+    settings = dict(catalogue["settings"])
+    for name, spec in settings.items():
+        for since, default in spec.get("default_before", {}).items():
+            if pinned is not None and older(pinned, since):
+                settings[name] = {**spec, "default": default}
+                break
+    return {**catalogue, "settings": settings}
 
 
 def check_profile(catalogue: Mapping[str, Any], profile: str, serving_mode: str, judgement: Judgement) -> None:
@@ -446,8 +467,8 @@ def choose_mode(
     values: Mapping[str, Any],
     release: str,
     judgement: Judgement,
-) -> tuple[str, list[str]]:
-    """Mode in force and the arguments that name its files, none left for the engine to pick up by itself.
+) -> tuple[str, list[str], list[str]]:
+    """Mode in force, the arguments that name its files, none left for the engine to pick up by itself, and their roles.
 
     ``auto`` walks the engine's ladder: DSpark, then MTP for a base that has such a head, then plain.
     """
@@ -460,14 +481,14 @@ def choose_mode(
             required="one of " + ", ".join(MODES),
             cure=f"set engine_service_mode: {nearest(mode, MODES) or 'auto'}",
         )
-        return "plain", []
+        return "plain", [], []
     if not files.get("base"):
         judgement.error(
             f"Generation {generation!r} names no base model",
             required="a file with the role base",
             cure="add base to this generation in ds4_weights_extra",
         )
-        return mode, []
+        return mode, [], []
     base, drafter = file_name(files["base"]), file_name(files.get("drafter"))
     kin = lineage(catalogue, "base", base)
     marks = catalogue["lineages"].get(kin, {"mtp": True})
@@ -514,19 +535,15 @@ def choose_mode(
                 required="base and drafter of one generation",
                 cure="correct this generation in ds4_weights_extra",
             )
-    # Beside DSpark a base that has an MTP head uses it too; the engine would look for its file next to the base.
-    head = (
-        ["--mtp", file_path(files["mtp"])]
-        if files.get("mtp")
-        else []
-        if values.get("full_stack_required")
-        else ["--no-mtp"]
-    )
-    named = {
-        "dspark": ["--dspark", file_path(files.get("drafter")), *(head if marks["mtp"] else [])],
-        "mtp": ["--mtp", file_path(files.get("mtp")), "--no-dspark"],
-    }
-    return mode, ["-m", file_path(files["base"]), *named.get(mode, ["--no-spec"])]
+    roles = {"dspark": ["drafter"], "mtp": ["mtp"]}.get(mode, [])
+    switches = {"dspark": [], "mtp": ["--no-dspark"]}.get(mode, ["--no-spec"])
+    if mode == "dspark" and marks["mtp"]:  # the engine would look for such a head next to the base
+        if files.get("mtp"):
+            roles.append("mtp")
+        elif not values.get("full_stack_required"):
+            switches.append("--no-mtp")
+    named = [word for role in roles for word in (SPECULATION_FLAGS[role], file_path(files.get(role)))]
+    return mode, ["-m", file_path(files["base"]), *named, *switches], ["base", *roles]
 
 
 # -------------------------------------------------------------------------------------------------- rendering
@@ -717,7 +734,8 @@ def engine_config(
 
     Returns:
         ``args`` (without the program), ``env``, ``warnings``, ``errors``, ``message`` (all errors as one text), ``context``
-        (tokens), ``host``, ``port``, ``mode``, ``profile``, ``settings`` (values in force that were set), ``banks`` (or null),
+        (tokens), ``max_output_tokens``, ``host``, ``port``, ``mode``, ``profile``, ``settings`` (values in force that were
+        set), ``weights_bytes`` (of the files that the mode loads), ``banks`` (or null),
         ``memory_floor_gib``, ``kv`` (``enabled``, ``directory``, ``budget_mib``, ``mode``), ``requires_serving_mode``.
     """
     settings, weights, extra_args, extra_env = (
@@ -728,10 +746,11 @@ def engine_config(
     )
     profile, release, expose, mode = str(profile), str(release), str(expose), str(mode)
     judgement = Judgement()
+    catalogue = of_release(catalogue, release)
     values, origin = effective_settings(catalogue, profile, settings, judgement)
     check_release(catalogue, values, profile, release, judgement)
     check_profile(catalogue, profile, serving_mode, judgement)
-    mode, file_arguments = choose_mode(catalogue, mode, weights, values, release, judgement)
+    mode, file_arguments, roles = choose_mode(catalogue, mode, weights, values, release, judgement)
     check_combinations(catalogue, values, origin, mode, weights.get("files") or {}, judgement)
     host, port = check_network(catalogue, values, expose, judgement)
     extra_arguments, extra_environment = check_extra(catalogue, extra_args, extra_env, values, release, judgement)
@@ -749,9 +768,9 @@ def engine_config(
     for item in catalogue["always"]:
         if pinned is None or not older(pinned, item["since"]):
             arguments.append(item["flag"])
-    codex = str(paths.get("codex_models") or "")
-    if codex and (pinned is None or not older(pinned, "0.5.6.2")):
-        environment["DS4_CODEX_MODELS_FILE"] = codex
+    codex, served = str(paths.get("codex_models") or ""), catalogue["served_catalogue"]
+    if codex and (pinned is None or not older(pinned, served["since"])):
+        environment[served["env"]] = codex
     environment.update(extra_environment)
     return {
         "args": arguments + extra_arguments,
@@ -765,6 +784,8 @@ def engine_config(
         "mode": mode,
         "profile": profile,
         "settings": values,
+        "max_output_tokens": effective(catalogue, values, "max_output_tokens"),
+        "weights_bytes": sum(int((weights["files"].get(role) or {}).get("bytes") or 0) for role in roles),
         "banks": effective(catalogue, values, "banks"),
         "memory_floor_gib": effective(catalogue, values, "memory_floor_gib"),
         "kv": {
