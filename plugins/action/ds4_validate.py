@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,12 @@ class ActionModule(ActionBase):
         group_vars_path: folder of our group_vars; every name in it is a variable of ours.
         renamed: mapping old name → new name; an old name in use is a finding.
         findings: further findings computed by the caller (list of str).
+        shared: variables that many others refer to (list of str): resolved once, which saves most of the time.
     """
 
     TRANSFERS_FILES = False
     _requires_connection = False
-    _VALID_ARGS = frozenset(("roles_path", "group_vars_path", "renamed", "findings"))
+    _VALID_ARGS = frozenset(("roles_path", "group_vars_path", "renamed", "findings", "shared"))
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
@@ -60,7 +62,7 @@ class ActionModule(ActionBase):
         renamed: dict[str, str] = self._task.args.get("renamed") or {}
         known = {option for spec in specs.values() for option in spec} | {f"{role}_result" for role in specs}
         for path in Path(self._task.args["group_vars_path"]).glob("*.yml"):
-            known |= set(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+            known |= set(_load(path) or {})
         prefixes = re.compile(r"^(?:spark|" + "|".join(sorted(specs)) + r")_")
         findings = []
         for name in sorted(variables):
@@ -77,21 +79,25 @@ class ActionModule(ActionBase):
         found: dict[str, Any] = {}
         for folder in ("defaults", "vars"):
             for path in sorted(Path(self._task.args["roles_path"]).glob(f"*/{folder}/main.yml")):
-                found.update(self._loader.load_from_file(str(path), trusted_as_template=True) or {})
+                found.update(self._loader.load_from_file(str(path), cache="none", trusted_as_template=True) or {})
         return found
 
     def _wrong_values(self, specs: dict[str, dict[str, Any]], variables: dict[str, Any]) -> list[str]:
         findings = []
-        templar = self._templar.copy_with_new_env(available_variables={**self._role_variables(), **variables})
+        resolve = _Resolver(self._templar, variables, self._role_variables)
+        for name in self._task.args.get("shared") or []:
+            resolve.once(name)
         for role, options in specs.items():
             values: dict[str, Any] = {}
             for option in options:
                 if option not in variables:
                     continue
                 try:
-                    values[option] = templar.template(variables[option])
+                    values[option] = resolve(option)
                 except Exception as error:  # any template error is a finding, unless it waits for a later result
-                    if not re.search(r"\w+_result\b|host_verify_\w+", str(error) + str(variables[option])):
+                    if not re.search(
+                        r"\w+_(?:result|arguments|look)\b|host_verify_\w+", str(error) + str(variables[option])
+                    ):
                         findings.append(f"Variable {option} cannot be resolved: {error}")
             checked = {name: {**spec, "required": False, "default": None} for name, spec in options.items()}
             outcome = ArgumentSpecValidator(checked).validate(values)
@@ -102,9 +108,46 @@ class ActionModule(ActionBase):
         return findings
 
 
+class _Resolver:
+    """Values of variables. What many others stand on is resolved once; defaults of roles are read only where one is missing."""
+
+    def __init__(self, templar: Any, variables: dict[str, Any], more: Callable[[], dict[str, Any]]) -> None:
+        self._templar = templar
+        self._variables = variables
+        self._more = more
+        self._known = dict(variables)
+        self._complete = False
+
+    def once(self, name: str) -> None:
+        """Resolve a variable for all that refer to it; one that cannot be resolved is met again where it counts."""
+        try:
+            self._known[name] = self(name)
+        except Exception:
+            return
+
+    def __call__(self, name: str) -> Any:
+        value = self._variables[name]
+        try:
+            return self._engine().template(value)
+        except Exception:
+            if self._complete:
+                raise
+            self._complete, self._known = True, {**self._more(), **self._known}
+            return self._engine().template(value)
+
+    def _engine(self) -> Any:
+        return self._templar.copy_with_new_env(available_variables=self._known)
+
+
+def _load(path: Path) -> Any:
+    """A YAML file of ours, by the C loader where there is one: many of them are read for every host."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506, both are safe
+
+
 def _is_probe(name: str) -> bool:
-    """Registers of the verification probes, and connection variables of the lab's own inventory."""
-    return name in {"host_verify_gpu", "host_verify_memory", "host_verify_host"}
+    """What the probes registered."""
+    return name == "host_verify_look"
 
 
 def _controller_findings() -> list[str]:
@@ -126,7 +169,7 @@ def _read_specs(roles_path: Path) -> dict[str, dict[str, Any]]:
     """Options of every entry point of every role, merged per role."""
     specs: dict[str, dict[str, Any]] = {}
     for path in sorted(roles_path.glob("*/meta/argument_specs.yml")):
-        entries = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]
+        entries = _load(path)["argument_specs"]
         specs[path.parent.parent.name] = {
             name: spec for entry in entries.values() for name, spec in (entry.get("options") or {}).items()
         }

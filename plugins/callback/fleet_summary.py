@@ -9,7 +9,8 @@ type: aggregate
 short_description: One table per run from the C(ds4_summary) key of task results
 description:
   - Every room of the playbook returns C(ds4_summary), a dictionary with C(room), C(state)
-    (ok, changed, planned, failed or skipped), C(text) and numbers of its own.
+    (ok, changed, planned, failed or skipped), C(text) and numbers of its own; a task that speaks for several rooms returns a list,
+    C(ds4_summaries).
   - The last of each room and host is shown at the end (an C(ok) hides no change, nothing hides a failure), with any stdout
     callback and under ansible-runner.
   - A last play would not run after a failed rollout; a callback does.
@@ -60,8 +61,10 @@ class CallbackModule(CallbackBase):
     def _note(self, result: Any, outcome: str | None = None) -> None:
         host = result.host.get_name()
         content = result.result
-        summary = content.get("ds4_summary") if isinstance(content, dict) else None
-        if isinstance(summary, dict) and "room" in summary:
+        told = [content.get("ds4_summary"), *content.get("ds4_summaries", [])] if isinstance(content, dict) else []
+        for summary in told:
+            if not isinstance(summary, dict) or "room" not in summary:
+                continue
             rooms, room = self.hosts.setdefault(host, {}), str(summary["room"])
             if _replaces(str(summary.get("state", "")), str(rooms.get(room, {}).get("state", ""))):
                 rooms[room] = dict(summary)

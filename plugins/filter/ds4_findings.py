@@ -21,15 +21,18 @@ from ansible.module_utils.ds4.findings import fleet_drift, judge_host  # noqa: E
 
 
 def ds4_findings(
-    gpu: Mapping[str, Any],
-    memory: Mapping[str, Any],
-    host: Mapping[str, Any],
+    look: Mapping[str, Any],
     policy: Mapping[str, Any],
     catalogue: Mapping[str, Any],
     name: str = "this host",
     drift: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """See ``ds4.findings.judge_host``; the host's clock is compared with this machine's."""
+    """See ``ds4.findings.judge_host``; the host's clock is compared with this machine's.
+
+    Args:
+        look: result of ``ds4_look``; one that failed as a whole failed in every part.
+    """
+    gpu, memory, host = (look.get(part, look) for part in ("gpu", "memory", "host"))
     try:
         return dict(judge_host(gpu, memory, host, policy, catalogue, name=name, now=time.time(), drift=drift))
     except Ds4Error as error:
@@ -41,8 +44,9 @@ def ds4_fleet_drift(hostvars: Mapping[str, Any], hosts: Sequence[str]) -> dict[s
     probes = {}
     for name in hosts:
         variables = hostvars[name]
-        if "host_verify_host" in variables and "host_verify_gpu" in variables:
-            probes[str(name)] = {"host": variables["host_verify_host"], "gpu": variables["host_verify_gpu"]}
+        look = variables.get("host_verify_look", {})
+        if "host" in look and "gpu" in look:
+            probes[str(name)] = {"host": look["host"], "gpu": look["gpu"]}
     return dict(fleet_drift(probes))
 
 

@@ -187,85 +187,21 @@ ds4_summary:
   sample: {room: cuda_build, state: ok, text: "v0.6.5 (addc0c4b), sm_121a, nvcc 13.0.88"}
 """
 
-import os
-from typing import Any
-
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.ds4 import build
+from ansible.module_utils.ds4 import rooms
+from ansible.module_utils.ds4.build import RunningError
 from ansible.module_utils.ds4.errors import Ds4Error
-
-ROOM = "cuda_build"
-# Parameters that are no part of a plan.
-ELSEWHERE = ("lib_dir", "check_tag_always", "wait_seconds", "following", "unreachable_seconds")
-
-
-def ensure(module: AnsibleModule) -> dict[str, Any]:
-    """Have the build, or predict it."""
-    params = {name: value for name, value in module.params.items() if name not in ELSEWHERE}
-    params["environment"] = {name: str(value) for name, value in params["environment"].items()}
-    lib = os.path.join(module.params["lib_dir"], "current")
-    outcome = build.ensure(
-        build.Wanted(**params),
-        check=module.check_mode,
-        check_tag_always=module.params["check_tag_always"],
-        following=module.params["following"],
-        make=lambda wanted: build.Job(wanted, lib)(module.params["wait_seconds"], following=module.params["following"]),
-    )
-    for warning in outcome.warnings:
-        module.warn(warning)
-    path = outcome.record.get("path", "")
-    appears = outcome.changed and not os.path.exists(path) if outcome.planned else outcome.changed
-    state = "planned" if outcome.planned else "changed" if outcome.changed else "ok"
-    return {
-        "changed": outcome.changed,
-        "build": outcome.record,
-        "diff": {"before": "", "after": f"{path}\n" if appears else ""},
-        "ds4_summary": {
-            "room": ROOM,
-            "state": state,
-            "text": outcome.text,
-            "seconds": outcome.record.get("seconds", 0.0) if outcome.changed else 0.0,
-        },
-    }
 
 
 def main() -> None:
     """Entry point."""
-    module = AnsibleModule(
-        argument_spec={
-            "repository": {"type": "str", "default": "https://github.com/Entrpi/ds4.git"},
-            "release": {"type": "str", "required": True},
-            "commit": {"type": "str", "default": ""},
-            "builds_dir": {"type": "path", "required": True},
-            "state_dir": {"type": "path", "required": True},
-            "lib_dir": {"type": "path", "required": True},
-            "user": {"type": "str", "required": True},
-            "cuda_home": {"type": "str", "default": ""},
-            "nvcc": {"type": "str", "default": ""},
-            "cuobjdump": {"type": "str", "default": ""},
-            "arch": {"type": "str", "default": "sm_121"},
-            "make_target": {"type": "str", "choices": ["cuda-spark", "cuda"], "default": "cuda-spark"},
-            "expected_binaries": {"type": "list", "elements": "str", "required": True},
-            "expected_sass": {"type": "str", "required": True},
-            "jobs": {"type": "int", "default": 0},
-            "memory_floor_mib": {"type": "int", "required": True},
-            "memory_per_job_mib": {"type": "int", "required": True},
-            "timeout_seconds": {"type": "int", "required": True},
-            "environment": {"type": "dict", "default": {}},
-            "check_tag_always": {"type": "bool", "default": False},
-            "wait_seconds": {"type": "int", "default": 0},
-            "following": {"type": "bool", "default": False},
-            "unreachable_seconds": {"type": "int", "default": 300},
-            "force": {"type": "bool", "default": False},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=rooms.BUILD_OPTIONS, supports_check_mode=True)
     try:
-        result = ensure(module)
-    except build.RunningError as step:
+        result = rooms.have_build(module.params, module.check_mode)
+    except RunningError as step:
         result = {"changed": True, "running": True, "step": str(step)}
     except Ds4Error as error:
-        module.fail_json(**error.result(), ds4_summary={"room": ROOM, "state": "failed", "text": error.what})
+        module.fail_json(**error.result(), ds4_summary={"room": rooms.BUILD, "state": "failed", "text": error.what})
     module.exit_json(**result)
 
 

@@ -140,95 +140,19 @@ ds4_summary:
   sample: {room: host_base, state: ok, text: prepared, mechanism 3f2b9c0d11aa}
 """
 
-import pwd
-from typing import Any
-
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.ds4 import host_layout, mechanism
+from ansible.module_utils.ds4 import rooms
 from ansible.module_utils.ds4.errors import Ds4Error
-
-ROOM = "host_base"
-
-
-def prepare(params: dict[str, Any], check: bool) -> dict[str, Any]:
-    """Compare, apply unless ``check``, and tell."""
-    user, group, home = params["user"], params["group"], params["home"]
-    wanted = host_layout.plan(user, group, host_layout.parse_directories(params["directories"]))
-    before, after = host_layout.describe(wanted)
-    if not check:
-        host_layout.apply(wanted, user, group, home)
-    installed = mechanism.install(params["lib_dir"], check=check)
-    if installed.changed:
-        before += [f"mechanism {installed.before}"] if installed.before else []
-        after.append(f"mechanism {installed.after}")
-    changed = wanted.changed or installed.changed
-    state = "ok" if not changed else "planned" if check else "changed"
-    text = f"prepared, mechanism {installed.after}"
-    if changed:
-        count = len(after)
-        text = (
-            f"{'would make' if check else 'made'} {count} change{'s' if count > 1 else ''}, mechanism {installed.after}"
-        )
-    try:
-        entry = pwd.getpwnam(user)
-        ids = (entry.pw_uid, entry.pw_gid)
-    except KeyError:
-        ids = (-1, -1)
-    return {
-        "changed": changed,
-        "user": {"name": user, "uid": ids[0], "gid": ids[1]},
-        "mechanism": {"version": installed.after, "path": installed.path},
-        "diff": {"before": "".join(f"{line}\n" for line in before), "after": "".join(f"{line}\n" for line in after)},
-        "ds4_summary": {"room": ROOM, "state": state, "text": text},
-    }
-
-
-def take_away(params: dict[str, Any], check: bool) -> dict[str, Any]:
-    """Remove what is ours, unless ``check``, and tell."""
-    directories = host_layout.parse_directories(params["directories"])
-    removal = host_layout.plan_removal(params["user"], directories, planned=check)
-    if not check:
-        host_layout.remove(removal, params["group"])
-    before = [*removal.gone, *([f"user {removal.user}"] if removal.user else [])]
-    state = "ok" if not removal.changed else "planned" if check else "changed"
-    text = f"{'would remove' if check else 'removed'} {len(before)} things" if before else "nothing of ours is left"
-    if removal.left:
-        text += f", left: {'; '.join(removal.left)}"
-    return {
-        "changed": removal.changed,
-        "removed": removal.gone,
-        "left": removal.left,
-        "diff": {"before": "".join(f"{line}\n" for line in before), "after": ""},
-        "ds4_summary": {"room": ROOM, "state": state, "text": text},
-    }
 
 
 def main() -> None:
     """Entry point."""
-    directory = {
-        "path": {"type": "str", "required": True},
-        "owner": {"type": "str", "default": "root"},
-        "group": {"type": "str", "default": "root"},
-        "mode": {"type": "str", "default": "0755"},
-        "purpose": {"type": "str", "required": True},
-        "contents": {"type": "str", "choices": ["all", "marked", "keep"], "default": "keep"},
-    }
-    module = AnsibleModule(
-        argument_spec={
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "user": {"type": "str", "required": True},
-            "group": {"type": "str", "required": True},
-            "home": {"type": "str", "required": True},
-            "directories": {"type": "list", "elements": "dict", "required": True, "options": directory},
-            "lib_dir": {"type": "str", "required": True},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=rooms.BASE_OPTIONS, supports_check_mode=True)
     try:
-        door = prepare if module.params["state"] == "present" else take_away
+        door = rooms.prepare if module.params["state"] == "present" else rooms.take_away
         result = door(module.params, module.check_mode)
     except Ds4Error as error:
-        summary = {"room": ROOM, "state": "failed", "text": error.what}
+        summary = {"room": rooms.BASE, "state": "failed", "text": error.what}
         module.fail_json(**error.result(), ds4_summary=summary)
     module.exit_json(**result)
 

@@ -380,167 +380,19 @@ ds4_summary:
   sample: {room: weights, state: ok, text: "0731: base + drafter verified, nothing to fetch", files: 2}
 """
 
-from typing import Any
-
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.ds4 import exchange, weights
+from ansible.module_utils.ds4 import rooms
 from ansible.module_utils.ds4.errors import Ds4Error
-from ansible.module_utils.ds4.fetch_unit import Layout
-from ansible.module_utils.ds4.plan import load
-from ansible.module_utils.ds4.space import Need
-from ansible.module_utils.ds4.wanted import Care, Outcome, Wanted, build_plan
-
-MIB, GIB = 1024**2, 1024**3
-
-FILE_SPEC: dict[str, dict[str, Any]] = {
-    "role": {"type": "str", "required": True},
-    "file": {"type": "str", "required": True},
-    "repo": {"type": "str", "default": ""},
-    "revision": {"type": "str", "default": ""},
-    "bytes": {"type": "int", "default": 0},
-    "sha256": {"type": "str", "default": ""},
-    "sources": {"type": "list", "elements": "str", "default": []},
-}
-NEED_SPEC: dict[str, dict[str, Any]] = {
-    "path": {"type": "path", "required": True},
-    "bytes": {"type": "int", "required": True},
-    "what": {"type": "str", "required": True},
-}
-SPEC: dict[str, dict[str, Any]] = {
-    "state": {"type": "str", "choices": ["present", "followed", "clean", "absent"], "default": "present"},
-    "generation": {"type": "str", "default": ""},
-    "files": {"type": "list", "elements": "dict", "default": [], "options": FILE_SPEC},
-    "known": {"type": "list", "elements": "dict", "default": []},
-    "sources": {"type": "list", "elements": "str", "default": ["https://huggingface.co"]},
-    "directory": {"type": "path", "required": True},
-    "state_directory": {"type": "path", "required": True},
-    "library_directory": {"type": "path", "default": "/opt/ds4/lib/current"},
-    "bin_directory": {"type": "path", "default": "/usr/local/bin"},
-    "python": {"type": "path", "default": "/usr/bin/python3"},
-    "user": {"type": "str", "default": "ds4"},
-    "group": {"type": "str", "default": "ds4"},
-    "fetch": {"type": "bool", "default": True},
-    "adopt_paths": {"type": "list", "elements": "path", "default": []},
-    "adopt_running": {"type": "bool", "default": True},
-    "adopt_move": {"type": "bool", "default": False},
-    "connections": {"type": "int", "default": 8},
-    "segment_bytes": {"type": "int", "default": 0},
-    "stall_seconds": {"type": "float", "default": 30.0},
-    "stall_bytes_per_second": {"type": "float", "default": 4096.0},
-    "retries": {"type": "int", "default": 10},
-    "backoff_seconds": {"type": "float", "default": 1.0},
-    "backoff_limit_seconds": {"type": "float", "default": 60.0},
-    "deadline_seconds": {"type": "float", "default": 0.0},
-    "bandwidth_mib_per_second": {"type": "float", "default": 0.0},
-    "proxy_url": {"type": "str", "default": ""},
-    "proxy_credentials_file": {"type": "str", "default": ""},
-    "no_proxy": {"type": "str", "default": ""},
-    "ca_file": {"type": "str", "default": ""},
-    "token_file": {"type": "str", "default": "", "no_log": False},
-    "token_hosts": {"type": "list", "elements": "str", "default": []},
-    "allowed_hosts": {"type": "list", "elements": "str", "default": []},
-    "guest": {"type": "str", "choices": ["auto", "always", "never"], "default": "auto"},
-    "memory_floor_gib": {"type": "float", "default": 0.0},
-    "margin_gib": {"type": "float", "default": 5.0},
-    "extra_needs": {"type": "list", "elements": "dict", "default": [], "options": NEED_SPEC},
-    "mount_change_accepted": {"type": "bool", "default": False},
-    "old_generation": {
-        "type": "str",
-        "choices": ["keep", "remove_after_smoke", "remove_before_fetch"],
-        "default": "keep",
-    },
-    "rollback_waived": {"type": "bool", "default": False},
-    "clean_paths": {"type": "list", "elements": "path", "default": []},
-    "deployments_directory": {"type": "path", "default": "/opt/ds4/deployments"},
-    "current_link": {"type": "path", "default": "/opt/ds4/current"},
-    "deployments_state_directory": {"type": "path", "default": "/var/lib/ds4/state"},
-    "remove_files": {"type": "bool", "default": False},
-    "wait_seconds": {"type": "float", "default": 5.0},
-    "started": {"type": "dict"},
-    "quiet": {"type": "bool", "default": False},
-    "unreachable_seconds": {"type": "int", "default": 300},
-}
-# Settings that the plan carries under the name of the option.
-PLAN_SETTINGS = (
-    "group", "fetch", "connections", "segment_bytes", "stall_seconds", "stall_bytes_per_second", "retries",
-    "backoff_seconds", "backoff_limit_seconds", "deadline_seconds", "proxy_url", "proxy_credentials_file", "no_proxy",
-    "ca_file", "token_file",
-)  # fmt: skip
-
-
-def layout_of(params: dict[str, Any]) -> Layout:
-    """Where things are."""
-    return Layout(params["directory"], params["state_directory"], params["library_directory"], params["bin_directory"])
-
-
-def wanted_of(params: dict[str, Any]) -> Wanted:
-    """What the parameters ask for.
-
-    Raises:
-        Ds4Error: it cannot be used.
-    """
-    layout = layout_of(params)
-    if params["state"] == "followed":
-        return Wanted(load(layout.plan), layout)
-    plan = build_plan(
-        generation=params["generation"],
-        files=params["files"],
-        sources=params["sources"],
-        layout=layout,
-        user=params["user"],
-        known=params["known"],
-        token_hosts=params["token_hosts"],
-        allowed_hosts=params["allowed_hosts"],
-        adopt=params["adopt_paths"],
-        bandwidth_bytes_per_second=params["bandwidth_mib_per_second"] * MIB,
-        margin_bytes=int(params["margin_gib"] * GIB),
-        **{key: params[key] for key in PLAN_SETTINGS},
-    )
-    return Wanted(
-        plan,
-        layout,
-        guest=params["guest"],
-        memory_floor_kib=int(params["memory_floor_gib"] * MIB),
-        extra_needs=tuple(Need(need["path"], need["bytes"], need["what"]) for need in params["extra_needs"]),
-        mount_change_accepted=params["mount_change_accepted"],
-        adopt_running=params["adopt_running"],
-        adopt_move=params["adopt_move"],
-        care=Care(
-            policy=params["old_generation"],
-            rollback_waived=params["rollback_waived"],
-            paths=tuple(params["clean_paths"]),
-            known=tuple(params["known"]),
-            deployments=params["deployments_directory"],
-            current=params["current_link"],
-            state=params["deployments_state_directory"],
-        ),
-    )
-
-
-def outcome_of(params: dict[str, Any], check: bool) -> Outcome:
-    """Do what the parameters ask for.
-
-    Raises:
-        Ds4Error: what stands in the way.
-    """
-    if params["state"] == "absent":
-        return weights.absent(layout_of(params), remove_files=params["remove_files"], check=check)
-    wanted = wanted_of(params)
-    if params["state"] == "present":
-        return weights.present(wanted, params["python"], check=check, wait_seconds=params["wait_seconds"])
-    if params["state"] == "clean":
-        return exchange.clean(wanted, check=check)
-    return weights.follow(wanted, params["wait_seconds"])
+from ansible.module_utils.ds4.wanted import ROOM
 
 
 def main() -> None:
     """Entry point."""
-    module = AnsibleModule(argument_spec=SPEC, supports_check_mode=True)
+    module = AnsibleModule(argument_spec=rooms.WEIGHTS_OPTIONS, supports_check_mode=True)
     try:
-        outcome = outcome_of(module.params, module.check_mode)
+        outcome = rooms.have_weights(module.params, module.check_mode)
     except Ds4Error as error:
-        summary = {"room": weights.ROOM, "state": "failed", "text": error.what}
-        module.fail_json(ds4_summary=summary, **error.result())
+        module.fail_json(ds4_summary={"room": ROOM, "state": "failed", "text": error.what}, **error.result())
     module.exit_json(state=outcome.state, **outcome.result)
 
 

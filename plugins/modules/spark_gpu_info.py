@@ -151,26 +151,15 @@ toolkit:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.ds4 import gpu, toolkit
+from ansible.module_utils.ds4 import questions
 from ansible.module_utils.ds4.errors import Ds4Error
 
 
 def main() -> None:
     """Entry point."""
-    module = AnsibleModule(
-        argument_spec={
-            "cuda_home": {"type": "str", "default": ""},
-            "toolkit_files": {"type": "list", "elements": "str", "default": []},
-            "timeout_seconds": {"type": "int", "default": 20},
-        },
-        supports_check_mode=True,
-    )
-    timeout = module.params["timeout_seconds"]
+    module = AnsibleModule(argument_spec=questions.GPU_OPTIONS, supports_check_mode=True)
     try:
-        result = gpu.probe(timeout_seconds=timeout)
-        result["toolkit"] = toolkit.resolve(
-            module.params["cuda_home"], required_files=module.params["toolkit_files"], timeout_seconds=timeout
-        )
+        result = questions.of_gpu(module.params)
     except Ds4Error as error:
         module.fail_json(**error.result())
     module.exit_json(changed=False, **result)

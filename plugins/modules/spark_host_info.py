@@ -260,67 +260,16 @@ units:
   sample: [{name: ds4.service, path: /etc/systemd/system/ds4.service, exists: true, ours: true, found: /opt/ds4/current/ds4.service}]
 """
 
-from typing import Any
-
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.ds4 import host, machine
+from ansible.module_utils.ds4 import questions
 from ansible.module_utils.ds4.errors import Ds4Error
-
-
-def look(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Everything of the module's result, for its parameters."""
-    package_locks = [
-        {"path": path, **holder._asdict()} for path in wanted["package_locks"] for holder in host.lock_holders(path)
-    ]
-    engines = host.ds4_processes()
-    measured = dict.fromkeys([*wanted["measure"], *(path for engine in engines for path in engine["weights"])])
-    return {
-        **machine.describe(),
-        "remote_desktops": host.running_programs(wanted["remote_desktop_programs"]),
-        "disks": [machine.disk(path) for path in wanted["paths"]],
-        "measured": [
-            {"path": path, "bytes": machine.present_bytes(path), "device": machine.disk(path)["device"]}
-            for path in measured
-        ],
-        "mounts": [{"path": path, "mounted": machine.is_mount(path)} for path in wanted["mounts"]],
-        "listeners": host.listeners(wanted["ports"]),
-        "ds4_processes": engines,
-        "cuda_processes": host.cuda_processes(),
-        "engine_lock": [holder._asdict() for holder in host.lock_holders(wanted["lock_path"])],
-        "package_locks": package_locks,
-        "missing_commands": machine.missing_commands(wanted["commands"]),
-        "missing_packages": machine.missing_packages(wanted["packages"]),
-        "users": [machine.account(name, wanted["user_comment"]) for name in wanted["users"]],
-        "directories": [machine.directory(path) for path in wanted["directories"]],
-        "files": [machine.text_file(path) for path in wanted["files"]],
-        "units": [machine.unit(name) for name in wanted["units"]],
-    }
 
 
 def main() -> None:
     """Entry point."""
-    strings = {"type": "list", "elements": "str", "default": []}
-    module = AnsibleModule(
-        argument_spec={
-            "paths": strings,
-            "measure": strings,
-            "mounts": strings,
-            "ports": {"type": "list", "elements": "int", "default": []},
-            "commands": strings,
-            "packages": strings,
-            "users": strings,
-            "user_comment": {"type": "str", "default": ""},
-            "directories": strings,
-            "files": strings,
-            "units": strings,
-            "lock_path": {"type": "str", "default": host.ENGINE_LOCK},
-            "package_locks": strings,
-            "remote_desktop_programs": strings,
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=questions.HOST_OPTIONS, supports_check_mode=True)
     try:
-        result = look(module.params)
+        result = questions.of_host(module.params)
     except Ds4Error as error:
         module.fail_json(**error.result())
     module.exit_json(changed=False, **result)

@@ -117,60 +117,15 @@ waited_seconds:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.ds4 import memory
+from ansible.module_utils.ds4 import questions
 from ansible.module_utils.ds4.errors import Ds4Error
-from ansible.module_utils.ds4.files import human_bytes
-
-
-def wait(path: str, wanted_kib: int, timeout_seconds: int) -> float:
-    """Wait for ``wanted_kib``; seconds it took.
-
-    Raises:
-        Ds4Error: it was not reached in time.
-    """
-    waited = memory.wait_for_available(wanted_kib, timeout_seconds, path=path)
-    if not waited.reached:
-        raise Ds4Error(
-            f"Memory did not become available within {timeout_seconds} s",
-            found=f"{human_bytes(waited.available_kib * 1024)} (MemAvailable)",
-            required=human_bytes(wanted_kib * 1024),
-            cure="see who holds it with `ps --sort -rss -e -o pid,user,rss,args | head`; memory of the GPU driver that "
-            "nobody holds comes back with a reboot",
-            evidence={"mem_available_kib": waited.available_kib, "wait_available_kib": wanted_kib},
-        )
-    return float(waited.seconds)
 
 
 def main() -> None:
     """Entry point."""
-    module = AnsibleModule(
-        argument_spec={
-            "meminfo_path": {"type": "str", "default": memory.MEMINFO},
-            "wait_available_kib": {"type": "int", "default": 0},
-            "timeout_seconds": {"type": "int", "default": 120},
-            "processes": {"type": "int", "default": 5},
-            "tmpfs_minimum_kib": {"type": "int", "default": 65536},
-        },
-        supports_check_mode=True,
-    )
-    wanted = module.params
+    module = AnsibleModule(argument_spec=questions.MEMORY_OPTIONS, supports_check_mode=True)
     try:
-        seconds = 0.0
-        if wanted["wait_available_kib"] and not module.check_mode:
-            seconds = wait(wanted["meminfo_path"], wanted["wait_available_kib"], wanted["timeout_seconds"])
-        meminfo = memory.read_meminfo(wanted["meminfo_path"])
-        result = {
-            "mem_total_kib": meminfo["MemTotal"],
-            "mem_available_kib": meminfo["MemAvailable"],
-            "mem_free_kib": meminfo.get("MemFree", 0),
-            "cached_kib": meminfo.get("Cached", 0),
-            "swap_total_kib": meminfo.get("SwapTotal", 0),
-            "swap_free_kib": meminfo.get("SwapFree", 0),
-            "booked_kib": memory.booked_kib(meminfo),
-            "processes": memory.largest_processes(wanted["processes"]),
-            "tmpfs": memory.tmpfs_users(minimum_kib=wanted["tmpfs_minimum_kib"]),
-            "waited_seconds": seconds,
-        }
+        result = questions.of_memory(module.params, check=module.check_mode)
     except Ds4Error as error:
         module.fail_json(**error.result())
     module.exit_json(changed=False, **result)

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.lab
 
 GIB_KIB = 1024 * 1024
 GIB = 1024**3
-PROBES = ["spark_gpu_info", "spark_memory_info", "spark_host_info"]
+PROBES = ["ds4_look"]
+LOOK = "Look at GPU, toolkit, memory and host"
 OLD_NVCC = "#!/bin/sh\necho 'Cuda compilation tools, release 12.0, V12.0.140'\n"
 # A real file system's worth of the real engine: the lab's small weights need a gate of their own size.
 REAL_GATE = {"host_verify_memory_required_gib": 99.3}
@@ -120,9 +121,9 @@ def test_one_defect_per_host_is_one_message_per_host(sparks: Callable[..., list[
     assert "no answer within 2 s" in message(result, "spark5")
     assert "12.0 (NVIDIA RTX PRO 6000)" in message(result, "spark6")
     assert "12.0.140 (/usr/local/cuda/bin/nvcc)" in message(result, "spark9")
-    chosen = result.task("spark10", "Look at the GPU, the driver and the toolkit")["toolkit"]
+    chosen = result.task("spark10", LOOK)["gpu"]["toolkit"]
     assert (chosen["version"], chosen["home"], chosen["source"]) == ("13.0.88", "/usr/local/cuda-13.0", "versioned")
-    memory = result.task("spark12", "Look at memory")
+    memory = result.task("spark12", LOOK)["memory"]
     assert memory["mem_free_kib"] < 10 * GIB_KIB < 99 * GIB_KIB < memory["mem_available_kib"]
     assert "that will stop the switch" in result.text  # spark11: staging may go on
     for name in ("spark1", "spark3", "spark11"):
@@ -145,7 +146,7 @@ def test_a_sound_spark_passes_in_three_module_executions(borrowed: Host) -> None
     check = harness.play(borrowed.lab, tags="verify", check=True, diff=True, extra_vars=REAL_GATE, env=zone)
     assert sound(check, borrowed.name)
     assert disk_state(borrowed) == before
-    host = result.task(borrowed.name, "Look at the host")
+    host = result.task(borrowed.name, LOOK)["host"]
     assert host["dgx"]["name"] == "DGX Spark"
     assert host["dgx"]["version"] == host["dgx"]["ota_version"]
     assert host["firmware"]["bios_version"] == "5.36_0ACUM018"
@@ -228,7 +229,7 @@ def test_the_weights_disk_is_judged_with_credit_for_what_is_there(
     if expected:
         assert "The file system /data is too small" in message(result, host.name)
     else:  # without credit it would not be enough
-        (row,) = [row for row in result.task(host.name, "Look at the host")["disks"] if row["mount"] == "/data"]
+        (row,) = [row for row in result.task(host.name, LOOK)["host"]["disks"] if row["mount"] == "/data"]
         assert row["free_bytes"] < 30 * 2**20 + 0.005 * GIB
 
 
@@ -352,7 +353,7 @@ def test_requiretty_no_acl_bogus_python_and_pyenv(
     host.put("/home/spark/.bashrc", "export PATH=$HOME/.pyenv/shims:$PATH\n")
     result = harness.play(host.lab, tags="verify", env={"ANSIBLE_PIPELINING": pipelining}, extra_vars=REAL_GATE)
     assert sound(result, host.name)
-    assert result.task(host.name, "Look at the host")["python"]["executable"] == "/usr/bin/python3"
+    assert result.task(host.name, LOOK)["host"]["python"]["executable"] == "/usr/bin/python3"
 
 
 def test_a_terminal_that_sudo_demands_is_told(sparks: Callable[..., list[Host]]) -> None:

@@ -88,7 +88,8 @@ def test_every_option_is_typed_and_described(role: Path) -> None:
 def test_names(role: Path) -> None:
     public = set(load(role / "defaults/main.yml")) | set(options_of(role))
     assert [name for name in public if not name.startswith(f"{role.name}_")] == []
-    assert [name for name in variables_of(role) if not name.startswith(f"__{role.name}_")] == []
+    offered = f"{role.name}_arguments"  # what the role's module takes: the wiring gives it to ds4_look
+    assert [name for name in variables_of(role) if not name.startswith(f"__{role.name}_") and name != offered] == []
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)

@@ -19,12 +19,12 @@ def test_a_policy_that_cannot_be_read_is_told_with_the_host(monkeypatch: pytest.
 
     monkeypatch.setattr(ds4_findings, "judge_host", wrong)
     with pytest.raises(AnsibleFilterError, match=r"spark1: A value is neither yes nor no\. Found: 'perhaps'"):
-        ds4_findings.ds4_findings({}, {}, {}, {}, {}, name="spark1")
+        ds4_findings.ds4_findings({}, {}, {}, name="spark1")
 
 
 def test_hosts_that_were_not_probed_are_left_out_of_the_comparison() -> None:
     def variables(kernel: str) -> dict[str, Any]:
-        return {"host_verify_gpu": {"gpus": []}, "host_verify_host": {"kernel": kernel}}
+        return {"host_verify_look": {"gpu": {"gpus": []}, "host": {"kernel": kernel}}}
 
     hostvars = {"a": variables("6.17"), "b": variables("6.14"), "c": {}, "d": variables("6.17")}
     drift = ds4_findings.ds4_fleet_drift(hostvars, ["a", "b", "c", "d"])
