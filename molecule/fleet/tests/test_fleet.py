@@ -237,7 +237,7 @@ def test_a_bad_host_takes_nothing_from_the_good_ones_of_its_batch(fleet: Lab, ho
 
 def test_a_busy_canary_is_left_alone_and_ends_the_rollout_with_a_failure(fleet: Lab, hooks: Hooks) -> None:
     names, told = hooks
-    faults(fleet.hosts[0], OLD, speed=0.004)
+    faults(fleet.hosts[0], OLD, speed=0.0005)  # the request outlasts staging on all hosts
     before = pids(fleet)
     request = long_request(fleet.hosts[0])
     until(lambda: inflight(fleet.hosts[0]), "a request is running", 20)
