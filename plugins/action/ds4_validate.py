@@ -27,13 +27,14 @@ class ActionModule(ActionBase):
         roles_path: folder that holds the roles whose argument_specs count.
         group_vars_path: folder of our group_vars; every name in it is a variable of ours.
         renamed: mapping old name → new name; an old name in use is a finding.
+        bounds: mapping variable → ``{least, most, why}`` (both bounds optional).
         findings: further findings computed by the caller (list of str).
         shared: variables that many others refer to (list of str): resolved once, which saves most of the time.
     """
 
     TRANSFERS_FILES = False
     _requires_connection = False
-    _VALID_ARGS = frozenset(("roles_path", "group_vars_path", "renamed", "findings", "shared"))
+    _VALID_ARGS = frozenset(("roles_path", "group_vars_path", "renamed", "bounds", "findings", "shared"))
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
@@ -105,6 +106,21 @@ class ActionModule(ActionBase):
                 f"Role {role}: {message}. Cure: correct the value in your inventory."
                 for message in outcome.error_messages
             ]
+            if not outcome.error_messages:
+                findings += self._out_of_bounds(outcome.validated_parameters)
+        return findings
+
+    def _out_of_bounds(self, values: dict[str, Any]) -> list[str]:
+        findings = []
+        for name, bound in (self._task.args.get("bounds") or {}).items():
+            value = values.get(name)
+            least, most = bound.get("least"), bound.get("most")
+            if value is None or ((least is None or value >= least) and (most is None or value <= most)):
+                continue
+            wanted = f"{least} or more" if most is None else f"{least} to {most}"
+            findings.append(
+                f"Variable {name} is {value:g}; required: {wanted}, since {bound['why']}. Cure: correct it."
+            )
         return findings
 
 

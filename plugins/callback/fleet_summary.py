@@ -13,6 +13,8 @@ description:
     C(ds4_summaries).
   - The last of each room and host is shown at the end (an C(ok) hides no change, nothing hides a failure), with any stdout
     callback and under ansible-runner.
+  - After it come, for a rollout, the hosts by what became of them; and when a host failed, was out of reach or was not attempted,
+    the one command that goes on from there.
   - A last play would not run after a failed rollout; a callback does.
 options:
   summary_file:
@@ -28,9 +30,22 @@ options:
 
 import json
 import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
 from typing import Any
 
+import ansible.module_utils
+from ansible import context
 from ansible.plugins.callback import CallbackBase
+
+# On the controller ansible.module_utils is Ansible's own package only; ours lies beside this folder.
+_UTILS = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "module_utils")
+if _UTILS not in ansible.module_utils.__path__:
+    ansible.module_utils.__path__.append(_UTILS)
+
+from ansible.module_utils.ds4 import masking
 
 ROOMS = (
     "validate",
@@ -44,6 +59,18 @@ ROOMS = (
     "agent_clients",
     "rollout",
 )
+# What can become of a host in a rollout, in the order of the last lines; those of ``NOT_DONE`` are named in the command to go on.
+DONE, SKIPPED, RETURNED, STOPPED, FAILED, UNREACHABLE, WAITING = (
+    "done",
+    "left alone",
+    "rolled back",
+    "stopped",
+    "failed",
+    "unreachable",
+    "not attempted",
+)
+NOT_DONE = (RETURNED, STOPPED, FAILED, UNREACHABLE, WAITING)
+FATE_STATES = {DONE: "changed", SKIPPED: "skipped", WAITING: "planned", **dict.fromkeys(NOT_DONE[:-1], "failed")}
 COLOURS = {"failed": "COLOR_ERROR", "changed": "COLOR_CHANGED", "planned": "COLOR_CHANGED", "skipped": "COLOR_SKIP"}
 
 
@@ -100,13 +127,65 @@ class CallbackModule(CallbackBase):
                 state = str(entry.get("state", ""))
                 lines = str(entry.get("text", "")).splitlines() or [""]
                 self._display.display(f"  {room:<15} {state:<8} {lines[0]}", color=_colour(state))
+        fates = {host: self._fate(host, stats.summarize(host)) for host in sorted(self.hosts)}
+        if any("rollout" in rooms for rooms in self.hosts.values()):
+            for fate in (DONE, SKIPPED, *NOT_DONE):
+                if hosts := [host for host, came_to in fates.items() if came_to == fate]:
+                    self._display.display(f"{fate}: {', '.join(hosts)}", color=_colour(FATE_STATES.get(fate, "ok")))
+        not_done = [host for host, fate in fates.items() if fate in NOT_DONE]
+        again = command_again(sys.argv, not_done) if not_done else ""
+        if again:
+            self._display.display(f"To go on, once that is seen to: {again}")
         path = self.get_option("summary_file")
         if path:
-            data = {"schema": 1, "hosts": {h: {"rooms": r, "stats": stats.summarize(h)} for h, r in self.hosts.items()}}
+            data = {
+                "schema": 1,
+                "hosts": {h: {"rooms": r, "stats": stats.summarize(h)} for h, r in self.hosts.items()},
+                "fates": fates,
+                "to_go_on": again,
+            }
             temporary = f"{path}.new"
             with open(temporary, "w", encoding="utf-8") as stream:
                 json.dump(data, stream, indent=2, sort_keys=True, default=str)
             os.replace(temporary, path)
+
+    def _fate(self, host: str, totals: dict[str, int]) -> str:
+        """What became of a host; an empty string when it only had nothing to do."""
+        rooms = self.hosts[host]
+        rollout = str(rooms.get("rollout", {}).get("state", ""))
+        if totals["unreachable"] or "unreachable" in rooms:
+            return UNREACHABLE
+        if totals["failures"]:
+            outcome = rooms.get("engine_service", {}).get("outcome")
+            return {"returned": RETURNED, "stopped": STOPPED}.get(str(outcome), FAILED)
+        if rollout == "planned" and not context.CLIARGS.get("check"):
+            return WAITING
+        return {"changed": DONE, "skipped": SKIPPED}.get(rollout, "")
+
+
+def command_again(argv: Sequence[str], hosts: Sequence[str]) -> str:
+    """The command that ran, for these hosts only, as it can be typed. What looks like a secret is not repeated.
+
+    Args:
+        argv: of ansible-playbook.
+        hosts: those that are not done; this machine alone needs no naming.
+    """
+    program = os.path.basename(argv[0])
+    words = [program if shutil.which(program) == argv[0] else argv[0]]
+    option = ""  # whose value comes next
+    for word in argv[1:]:
+        name = option or next((form for form in (*_LIMIT, *_EXTRA) if word.startswith(form)), "")
+        value = word if option else word[len(name) :]
+        hidden = name in _EXTRA and masking.is_secret(value) and not value.startswith("@")
+        if name not in _LIMIT:
+            words.append(f"{'' if option else name}{masking.MASK}" if hidden else word)
+        option = name if word == name else ""
+    return shlex.join(words if list(hosts) == ["localhost"] else [*words, "--limit", ",".join(hosts)])
+
+
+# Longer forms first: `--limit=x` begins with `--limit` too.
+_LIMIT = ("--limit=", "--limit", "-l")
+_EXTRA = ("--extra-vars=", "--extra-vars", "-e")
 
 
 def _replaces(new: str, old: str) -> bool:

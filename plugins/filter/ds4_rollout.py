@@ -38,10 +38,14 @@ def ds4_rollout(
     return dict(rollout.plan([str(host) for host in hosts], [str(host) for host in present], facts, list(batches)))
 
 
-def ds4_rollout_halt(order: Sequence[str], batch: Sequence[str], hostvars: Mapping[str, Any]) -> str:
+def ds4_rollout_halt(
+    order: Sequence[str], batch: Sequence[str], hostvars: Mapping[str, Any], batches: Sequence[Any], allowed: float = 0
+) -> str:
     """Why a batch must not begin, see ds4.rollout.halt."""
     outcomes = {str(host): str(hostvars[host].get("__engine_service_outcome", "")) for host in order}
-    return str(rollout.halt([str(host) for host in order], [str(host) for host in batch], outcomes))
+    return str(
+        rollout.halt([str(host) for host in order], [str(host) for host in batch], outcomes, list(batches), allowed)
+    )
 
 
 def ds4_status(query: Mapping[str, Any], host: str, staged: Any, release: str, unknown: str = "") -> dict[str, Any]:

@@ -50,17 +50,21 @@ def test_everything_wrong_is_told_at_once_with_cures(tmp_path: Path) -> None:
             "weights_stall_seconds": "soon",
             "serving_mode_target": "headless",
             "weights_generation": "0713",
+            "engine_service_keep": "1",
+            "ds4_max_fail_percentage": 101,
         },
     )
     text = ran.stdout + ran.stderr
     assert ran.returncode != 0
-    assert "5 problem(s)" in text, text
+    assert "7 problem(s)" in text, text
     for said in (
         "is pinned to",
         "did you mean weights_connections?",
         "weights_stall_seconds",
         "serving_mode_target must be one of",
         "known: 0731, legacy",
+        "engine_service_keep is 1; required: 2 or more, since the deployment that serves and the one to go back to stay",
+        "ds4_max_fail_percentage is 101; required: 0 to 100",
         "nothing was touched",
     ):
         assert said in text, said

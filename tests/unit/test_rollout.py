@@ -71,18 +71,30 @@ def test_one_host_is_no_canary() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "outcomes", "says"),
+    ("batch", "outcomes", "allowed", "says"),
     [
-        (["a"], {}, ""),
-        (["b", "c"], {"a": "proven"}, ""),
-        (["b", "c"], {}, "a was lost in an earlier batch"),
-        (["d"], {"a": "proven", "c": "proven"}, "b was lost in an earlier batch"),
-        (["c"], {"a": "proven", "b": "skipped"}, ""),
-        (["b"], {"a": "skipped"}, "no canary was proven (a was left alone"),
+        (["a"], {}, 0, ""),
+        (["b", "c"], {"a": "proven"}, 0, ""),
+        (["b", "c"], {}, 0, "a failed or was lost in an earlier batch"),
+        (["d"], {"a": "proven", "c": "proven"}, 0, "b failed or was lost in an earlier batch"),
+        (
+            ["d"],
+            {"a": "proven", "c": "proven"},
+            49,
+            "b failed or was lost in an earlier batch (more than 49 % of batch 2)",
+        ),
+        (["d"], {"a": "proven", "c": "proven"}, 50, ""),
+        (["d"], {"a": "proven"}, 50, "b, c failed or was lost"),
+        (["b", "c"], {}, 50, "a failed or was lost in an earlier batch (more than 50 % of batch 1)"),
+        (["b", "c"], {}, 100, "no canary was proven (a failed)"),
+        (["d"], {"a": "proven", "b": "skipped", "c": "proven"}, 0, ""),
+        (["b"], {"a": "skipped"}, 0, "no canary was proven (a was left alone as busy)"),
     ],
 )
-def test_a_batch_begins_only_after_proven_ones(batch: list[str], outcomes: dict[str, str], says: str) -> None:
-    reason = halt(["a", "b", "c", "d"], batch, outcomes)
+def test_a_batch_begins_only_after_proven_ones(
+    batch: list[str], outcomes: dict[str, str], allowed: float, says: str
+) -> None:
+    reason = halt(["a", "b", "c", "d"], batch, outcomes, [1, 2, 1], allowed)
     assert says in reason
     assert bool(reason) == bool(says)
 

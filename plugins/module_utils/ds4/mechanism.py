@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         host_layout,
         journal,
         machine,
+        masking,
         memory,
         pin,
         plan,

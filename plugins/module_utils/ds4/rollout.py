@@ -88,18 +88,29 @@ def _text(
     return "\n".join([head, *lines, *others])
 
 
-def halt(order: Sequence[str], batch: Sequence[str], outcomes: Mapping[str, str]) -> str:
+def halt(
+    order: Sequence[str], batch: Sequence[str], outcomes: Mapping[str, str], batches: Sequence[Any], allowed: float = 0
+) -> str:
     """Why this batch must not begin, or an empty string.
+
+    Ansible ends a rollout by itself when more than ``allowed`` percent of a batch failed, but lets hosts pass that were lost.
 
     Args:
         order: all hosts of the rollout in order. batch: hosts of the present one.
-        outcomes: host → ``proven`` or ``skipped``; one that is missing was lost, wherever in its batch that happened.
+        outcomes: host → ``proven`` or ``skipped``; one that is missing failed or was lost, wherever in its batch that happened.
+        batches: sizes as for ``serial``.
+        allowed: ``max_fail_percentage``.
     """
     first = min((order.index(host) for host in batch if host in order), default=0)
+    numbers = batch_numbers(len(order), batches)
     earlier = order[:first]
-    lost = [host for host in earlier if not outcomes.get(host)]
-    if lost:
-        return f"{', '.join(lost)} was lost in an earlier batch. Cure: see to it, then run again"
-    if earlier and not any(outcomes[host] == "proven" for host in earlier):
-        return f"no canary was proven ({', '.join(earlier)} was left alone as busy). Cure: run again later, or set engine_service_busy: wait"
+    for number in sorted(set(numbers[:first])):
+        hosts = [host for host, other in zip(order, numbers) if other == number]
+        lost = [host for host in hosts if not outcomes.get(host)]
+        if len(lost) > len(hosts) * allowed / 100:
+            share = f" (more than {allowed:g} % of batch {number})" if allowed else ""
+            return f"{', '.join(lost)} failed or was lost in an earlier batch{share}. Cure: see to it, then run again"
+    if earlier and not any(outcomes.get(host) == "proven" for host in earlier):
+        tried = ", ".join(f"{host} {'was left alone as busy' if outcomes.get(host) else 'failed'}" for host in earlier)
+        return f"no canary was proven ({tried}). Cure: run again later, or set engine_service_busy: wait"
     return ""
