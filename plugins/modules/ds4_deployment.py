@@ -15,7 +15,8 @@ description:
 options:
   state:
     description:
-      - V(staged) writes the deployment in O(deployment). V(active) switches to O(id). V(rolled_back) switches to O(id), or
+      - V(staged) writes the deployment in O(deployment). V(active) switches to O(id), and only succeeds once it
+        is proven; there is no state between them to ask for. V(rolled_back) switches to O(id), or
         to the newest proven deployment that does not run. V(pruned) removes deployments and builds beyond O(keep).
         V(absent) stops the service and removes units, links and lock. V(query) only tells.
     type: str
@@ -162,8 +163,12 @@ options:
     description: Folder of the builds, for O(state=pruned).
     type: str
     default: /opt/ds4/builds
+  build:
+    description: Folder of the build that O(id) needs, for O(state=pruned); in check mode that deployment may not be staged yet.
+    type: str
+    default: ""
   keep:
-    description: How many proven deployments stay.
+    description: How many proven deployments stay; the one that a rollback would take stays in any case.
     type: int
     default: 3
   stop_seconds:
@@ -215,7 +220,7 @@ deployment:
     proven: [0a1b2c3d4e5f]
     drop_ins: []
 wanted:
-  description: Manifest of the staged deployment, see docs/schemas/deployment.schema.json.
+  description: Manifest of the staged deployment, see docs/schemas/deployment.schema.json; values of secrets are hidden.
   returned: state staged
   type: dict
 transaction:
@@ -250,7 +255,9 @@ service:
     answers: true
     metrics: {ds4_banks_total: 6, ds4_requests_inflight: 0}
 manifest:
-  description: Manifest of the deployment that serves, or of the one that is linked, see docs/schemas/deployment.schema.json.
+  description:
+    - Manifest of the deployment that serves, or of the one that is linked, see docs/schemas/deployment.schema.json; values of
+      secrets are hidden.
   returned: state query, when there is one
   type: dict
 problems:
@@ -317,6 +324,7 @@ SPEC = {
     "run": {"type": "str", "default": ""},
     "transaction": {"type": "str", "default": ""},
     "builds_dir": {"type": "str", "default": "/opt/ds4/builds"},
+    "build": {"type": "str", "default": ""},
     "keep": {"type": "int", "default": 3},
     "stop_seconds": {"type": "int", "default": 300},
 }
@@ -360,7 +368,7 @@ def staged(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
         "changed": bool(changed),
         "changes": changed,
         "deployment": told,
-        "wanted": result.manifest,
+        "wanted": store.shown(result.manifest, layout.manifest(layout.current_id())),
         "diff": diff if changed else [],
         "ds4_summary": summary(state, text),
     }
@@ -456,7 +464,15 @@ def pruned(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
     running = store.running_deployment(Service(layout.unit).state())
     linked = layout.current_id()
     in_use = {name for name in (running, linked, params["id"]) if name}
-    plan = store.prune_plan(layout, params["builds_dir"], params["keep"], in_use)
+    plan = store.prune_plan(
+        layout,
+        params["builds_dir"],
+        params["keep"],
+        in_use,
+        params["id"],
+        params["build"],
+        ahead=module.check_mode,
+    )
     count = sum(map(len, plan.values()))
     if count and not module.check_mode:
         store.prune(layout, plan)
@@ -484,7 +500,7 @@ def queried(layout: Layout) -> dict[str, Any]:
     manifest = layout.manifest(now["deployment"]) or layout.manifest(layout.current_id())
     if manifest:
         result["deployment"] = door.describe(layout, manifest)
-        result["manifest"] = manifest
+        result["manifest"] = store.shown(manifest)
         result["problems"] = store.problems(manifest)
     text = (
         f"{now['version'] or manifest['release']} ({now['deployment']})"

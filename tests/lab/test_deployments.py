@@ -411,10 +411,29 @@ def test_rollback_is_refused_before_any_stop_when_the_build_is_gone(served: Host
     assert pid(served) == before
 
 
+PRUNE = "prune | Remove deployments and builds beyond the last proven ones"
+
+
 def test_pruning_is_predicted_and_keeps_what_may_be_needed(served: Host) -> None:
-    assert play(served, ds4_release=NEW, engine_service_keep=1).rc == 0
-    assert not served.exists(build_dir(OLD)), "beyond the last proven one, and neither active nor the way back"
-    assert served.exists(build_dir(NEW))
+    older, oldest = "v0.6.4", "v0.6.3"  # oldest has other weights, which it needs to be gone back to
+    for release in (oldest, older, OLD):
+        assert play(served, ds4_release=release).rc == 0
+    preview = play(served, ds4_release=NEW, engine_service_keep=2, check=True)
+    predicted = preview.task("spark1", PRUNE)["removed"]
+    assert predicted["builds"] == [build_dir(oldest), build_dir(older)]
+    assert served.exists(build_dir(oldest)), "a preview removes nothing"
+    result = play(served, ds4_release=NEW, engine_service_keep=2)
+    assert result.rc == 0, result.text
+    assert result.task("spark1", PRUNE)["removed"] == predicted
+    assert [served.exists(build_dir(release)) for release in (oldest, older, OLD, NEW)] == [False, False, True, True]
+    assert play(served, "rollback.yml").rc == 0
+    assert serving(served) == OLD
+
+
+def test_fewer_proven_deployments_than_active_and_way_back_are_refused(served: Host) -> None:
+    result = play(served, ds4_release=OLD, engine_service_keep=1)
+    assert result.rc != 0
+    assert "required: 2 or more" in result.text
 
 
 # -------------------------------------------------------------------------------------------------- requests in flight

@@ -404,6 +404,46 @@ def test_pruning_keeps_the_last_proven_what_runs_and_what_is_staged_for_later(tm
     assert store.prune_plan(layout, builds, 2, {made["v1"]["id"]}) == {"deployments": [], "builds": []}
 
 
+def test_secrets_are_read_by_nobody_else_and_shown_to_nobody(layout: Layout) -> None:
+    def with_token(value: str) -> Wanted:
+        return wanted(env={"HF_TOKEN": value}, files=files(**{"ds4.env": f"HF_TOKEN={value}\n"}))
+
+    first = store.stage(with_token("hunter1"), layout, []).manifest
+    folder = layout.directory(first["id"])
+    modes = {name: os.stat(os.path.join(folder, name)).st_mode & 0o777 for name in ("ds4.env", "manifest.json")}
+    assert modes == {"ds4.env": 0o640, "manifest.json": 0o640}
+    os.symlink(folder, layout.current)
+    second = store.stage(with_token("hunter2"), layout, [])
+    assert second.before["ds4.env"] == "HF_TOKEN=***\n"
+    assert second.after["ds4.env"] == "HF_TOKEN=*** (another one)\n"
+    assert store.shown(second.manifest, first)["env"] == {"HF_TOKEN": "*** (another one)"}
+    assert second.manifest["env"] == {"HF_TOKEN": "hunter2"}, "the process gets the true one"
+
+
+def test_what_pruning_will_remove_is_told_before_the_switch(tmp_path: Path, layout: Layout) -> None:
+    made = {name: real(tmp_path, layout, name) for name in ("v1", "v2", "v3")}
+    builds = str(tmp_path / "builds")
+    for manifest in made.values():
+        store.record_proven(layout, manifest, None)
+    active = {made["v3"]["id"]}
+    coming = store.prune_plan(layout, builds, 3, active, "4" * 12, os.path.join(builds, "v4"), ahead=True)
+    assert coming == {"deployments": [layout.directory(made["v1"]["id"])], "builds": [os.path.join(builds, "v1")]}
+    fourth = real(tmp_path, layout, "v4")
+    assert store.prune_plan(layout, builds, 3, active, fourth["id"], os.path.join(builds, "v4"), ahead=True) == coming
+    store.record_proven(layout, fourth, None)
+    os.utime(store._history_path(layout), (time.time() + 5, time.time() + 5))
+    assert store.prune_plan(layout, builds, 3, {fourth["id"]}, fourth["id"], os.path.join(builds, "v4")) == coming
+
+
+def test_pruning_keeps_what_a_rollback_would_take_however_old(tmp_path: Path, layout: Layout) -> None:
+    made = {name: real(tmp_path, layout, name) for name in ("v1", "v2", "v3")}
+    for manifest in made.values():
+        store.record_proven(layout, manifest, None)
+    os.unlink(made["v2"]["build"]["server"])  # so nobody can go back to it
+    plan = store.prune_plan(layout, str(tmp_path / "builds"), 1, set(), made["v3"]["id"], ahead=True)
+    assert plan["deployments"] == [layout.directory(made["v2"]["id"])]
+
+
 def test_pruning_never_touches_what_lacks_our_marker(tmp_path: Path, layout: Layout) -> None:
     foreign = Path(layout.deployments, "0123456789ab")
     foreign.mkdir()

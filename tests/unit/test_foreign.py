@@ -46,6 +46,11 @@ def test_settings_that_would_be_lost(argv: list[str], environment: dict[str, str
     assert foreign.lost_settings(record, OURS) == lost
 
 
+def test_a_lost_setting_that_is_a_secret_is_only_named() -> None:
+    record = {"argv": ["ds4-server", "--api-key", "hunter2"], "environment": {"DS4_HUB_TOKEN": "hunter3"}}
+    assert foreign.lost_settings(record, OURS) == ["--api-key ***", "DS4_HUB_TOKEN=***"]
+
+
 def other(**changes: Any) -> dict[str, Any]:
     values = {"pid": 4711, "user": "alice", "program": "/home/alice/ds4-server", "unit": "session-3.scope"}
     return {**values, "started_ticks": 1, "why": ["is an engine", "listens on port 8000"], "engine": True, **changes}

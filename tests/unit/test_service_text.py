@@ -222,9 +222,10 @@ def test_the_launcher_is_valid_shell_and_keeps_hostile_values(tmp_path: Path) ->
     launcher = tmp_path / "ds4-serve"
     launcher.write_text(found["files"]["ds4-serve"], encoding="utf-8")
     assert subprocess.run(["sh", "-n", str(launcher)], check=False).returncode == 0
-    exports = "\n".join(
-        line for line in launcher.read_text(encoding="utf-8").splitlines() if line.startswith("export ")
-    )
-    said = subprocess.run(["sh", "-c", f'{exports}\nprintf %s "$DS4_NOTE"'], capture_output=True, text=True, check=True)
-    assert said.stdout == "it's $HOME `id` 50%"
+    assert "DS4_NOTE" not in launcher.read_text(encoding="utf-8"), "anybody may read the launcher"
+    assert "\nset -a\n. /opt/ds4/deployments/@DEPLOYMENT@/ds4.env\nset +a\n" in launcher.read_text(encoding="utf-8")
+    (tmp_path / "ds4.env").write_text(found["files"]["ds4.env"], encoding="utf-8")
+    script = f"set -a; . {tmp_path}/ds4.env; exec printenv DS4_NOTE"
+    said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert said.stdout == "it's $HOME `id` 50%\n"
     assert 'DS4_NOTE="it\'s \\$HOME \\`id\\` 50%"' in found["files"]["ds4.env"]

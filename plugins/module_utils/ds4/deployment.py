@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pwd
 import re
 import shutil
 import tempfile
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from . import records, systemd_text
+from . import masking, records, systemd_text
 from .accounts import account
 from .command import run
 from .errors import Ds4Error
@@ -218,24 +219,42 @@ def _write(layout: Layout, manifest: dict[str, Any], texts: Mapping[str, str], f
         target = tempfile.mkdtemp(dir=layout.deployments, prefix=".new-")
         os.chmod(target, 0o755)  # noqa: S103  (mkdtemp is 0700; the engine's user must enter)
         mark(target, "deployment")
+    group = _group_of(manifest["service"]["user"])
     for name, text in texts.items():
-        write_atomic(os.path.join(target, name), text, mode=0o755 if name == LAUNCHER else 0o644)
-    write_json(os.path.join(target, MANIFEST), manifest)
+        mode = {LAUNCHER: 0o755, ENVIRONMENT: 0o640}.get(name, 0o644)
+        write_atomic(os.path.join(target, name), text, mode=mode, gid=group)
+    write_json(os.path.join(target, MANIFEST), manifest, mode=0o640, gid=group)
     if target != folder:
         os.rename(target, folder)
+
+
+def _group_of(user: str) -> int | None:
+    """Group of the service's account, whose launcher reads the environment; nobody else may: there can be secrets in it."""
+    try:
+        return pwd.getpwnam(user).pw_gid
+    except KeyError:
+        return None
 
 
 def _difference(
     layout: Layout, manifest: dict[str, Any], texts: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Texts that would change for the active deployment, and the command line one word a line."""
+    """Texts that would change for the active deployment, as they may be shown, and the command line one word a line."""
     active = layout.current_id()
     old = layout.manifest(active)
     before = {name: read_text(os.path.join(layout.directory(active), name)) if old else "" for name in texts}
     before["command line"] = "".join(word + "\n" for word in command_line(old)) if old else ""
     after = {**texts, "command line": "".join(word + "\n" for word in command_line(manifest))}
     names = [name for name in after if before[name] != after[name]]
+    if ENVIRONMENT in names:
+        after[ENVIRONMENT] = masking.masked_file(after[ENVIRONMENT], before[ENVIRONMENT])
+        before[ENVIRONMENT] = masking.masked_file(before[ENVIRONMENT])
     return {name: before[name] for name in names}, {name: after[name] for name in names}
+
+
+def shown(manifest: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A manifest as it may leave the host; secrets that differ from those of the manifest ``known`` are told to."""
+    return {**manifest, "env": masking.masked_environment(manifest["env"], (known or {}).get("env"))}
 
 
 def base_weights(manifest: Mapping[str, Any]) -> str:
@@ -422,20 +441,31 @@ def returnable(
 # ------------------------------------------------------------------------------------------------------- pruning
 
 
-def prune_plan(layout: Layout, builds: str, keep: int, in_use: set[str]) -> dict[str, list[str]]:
+def prune_plan(
+    layout: Layout, builds: str, keep: int, in_use: set[str], wanted: str = "", build: str = "", *, ahead: bool = False
+) -> dict[str, list[str]]:
     """Deployments and builds beyond the last ``keep`` proven ones, as paths.
 
-    Never one of ``in_use`` or what it needs, and never one staged since the newest was proven: its switch is to come.
+    Never one of ``in_use`` or what it needs, nor the one that a rollback would take, and never one staged since the newest
+    was proven: its switch is to come.
+
+    Args:
+        wanted: the deployment whose switch this follows; the newest proven one.
+        build: path of its build.
+        ahead: that switch is still to come, and so may be the deployment: tell what will be removed after it.
     """
     names = sorted(os.listdir(layout.deployments)) if os.path.isdir(layout.deployments) else []
     whole = {
         name: manifest for name in names if (manifest := layout.manifest(name)) and is_ours(layout.directory(name))
     }
     newest = max((os.stat(_history_path(layout)).st_mtime for _ in proven(layout)[:1]), default=0.0)
-    kept = set(proven(layout)[:keep]) | in_use
+    order = proven(layout)
+    if ahead:
+        newest, order = time.time(), [wanted, *(name for name in order if name != wanted)]
+    kept = set(order[:keep]) | in_use | {wanted} | {back["id"] for back in returnable(layout, wanted)[:1]}
     kept |= {name for name in whole if os.stat(os.path.join(layout.directory(name), MANIFEST)).st_mtime > newest}
     gone = [name for name in whole if name not in kept]
-    needed = {manifest["build"]["path"] for name, manifest in whole.items() if name not in gone}
+    needed = {build} | {manifest["build"]["path"] for name, manifest in whole.items() if name not in gone}
     there = [os.path.join(builds, name) for name in sorted(os.listdir(builds))] if os.path.isdir(builds) else []
     return {
         "deployments": [layout.directory(name) for name in gone],

@@ -23,6 +23,7 @@ from .command import run
 from .errors import Ds4Error
 from .files import read_json, read_text, write_json
 from .host import ds4_processes, listeners, lock_holders
+from .masking import masked
 from .process import Process, is_number
 from .service import mapping_pids, parse_show
 
@@ -284,8 +285,8 @@ def lost_settings(record: Mapping[str, Any], manifest: Mapping[str, Any]) -> lis
     for name, value in theirs.items():
         if name not in _FILES and ours.get(name) != value:
             mark = "=" if name.startswith("DS4_") else " "
-            instead = f" (ours: {ours[name]})" if name in ours else ""
-            lost.append(f"{name}{mark if value else ''}{value}{instead}")
+            instead = f" (ours: {masked(name, ours[name])})" if name in ours else ""
+            lost.append(f"{name}{mark if value else ''}{masked(name, value)}{instead}")
     return lost
 
 

@@ -8,7 +8,10 @@ from collections.abc import Mapping
 
 MASK = "***"
 OTHER = "*** (another one)"  # a change is worth telling, what it changed to is not
-_SECRET = re.compile(r"token|secret|passw|key", re.IGNORECASE)
+# A quoted value may have lines.
+_ASSIGNMENT = re.compile(r'^([A-Za-z_]\w*)=("(?:[^"\\]|\\.)*"|[^\n]*)', re.MULTILINE | re.DOTALL)
+# The engine counts in tokens (--kv-cache-min-tokens, DS4_SERVER_SERIAL_MAX_TOKENS), and has a tokenizer.
+_SECRET = re.compile(r"token(?!s|iz)|secret|passw|key", re.IGNORECASE)
 
 
 def is_secret(text: str) -> bool:
@@ -19,6 +22,19 @@ def is_secret(text: str) -> bool:
 def masked(name: str, value: str) -> str:
     """``value`` as it may be shown."""
     return MASK if is_secret(name) and value else value
+
+
+def masked_file(text: str, known: str = "") -> str:
+    """An environment file as it may be shown; a secret with another value than in the text ``known`` is told to be another one."""
+    before = dict(_ASSIGNMENT.findall(known))
+
+    def show(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        if not is_secret(name):
+            return found.group()
+        return f"{name}={MASK if before.get(name, value) == value else OTHER}"
+
+    return _ASSIGNMENT.sub(show, text)
 
 
 def masked_environment(environment: Mapping[str, str], known: Mapping[str, str] | None = None) -> dict[str, str]:

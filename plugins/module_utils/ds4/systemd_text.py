@@ -26,7 +26,7 @@ def _refuse_unreadable(value: str, where: str, allowed_controls: str) -> None:
         if control or nonchar:
             raise Ds4Error(
                 f"{where} contains a character that systemd does not accept",
-                found=f"U+{code:04X} in {value!r}",
+                found=f"U+{code:04X} as character {value.index(char) + 1}",
                 required="printable text" + (", tabs and newlines" if allowed_controls else ""),
                 cure=f"remove the character from {where}",
             )
