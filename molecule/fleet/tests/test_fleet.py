@@ -16,6 +16,7 @@ from lab.api import Host, Lab
 from lab.served import (
     LIMITS,
     answers,
+    build_dir,
     engines,
     faults,
     has_step,
@@ -167,13 +168,36 @@ def test_a_paused_host_is_left_behind_in_bounded_time(fleet: Lab) -> None:
     assert releases_served(fleet) == [NEW] * 4
 
 
+def test_a_host_that_freezes_in_its_switch_stops_the_next_batch(fleet: Lab) -> None:
+    second = fleet.hosts[1]
+    faults(second, NEW, start_seconds=5)
+    before = pids(fleet)
+    controller = start_play(
+        second, ds4_release=NEW, ds4_rollout_batches=[1, 1, "100%"], engine_service_patience_seconds=10
+    )
+    until(lambda: has_step(second, "stop"), "the second host is being switched", 240)
+    second.pause()
+    started = time.monotonic()
+    assert controller.wait(180) != 0
+    assert time.monotonic() - started < 150, "nobody is blocked longer than a bounded time"
+    second.resume()
+    assert pids(fleet)[2:] == before[2:], "the next batch was not begun"
+    until(lambda: bool(record(second)["outcome"]) and answers(second), "the host finishes or returns alone")
+    assert record(second)["outcome"] in ("proven", "returned"), "its limits ran on while it was frozen"
+    assert engines(second) == 1
+    assert play(fleet).rc == 0
+    assert releases_served(fleet) == [NEW] * 4
+
+
 def test_an_interrupted_rollout_can_be_looked_at_and_gone_on_with(fleet: Lab) -> None:
     second = fleet.hosts[1]
     faults(second, NEW, start_seconds=4)
+    before = pids(fleet)
     controller = start_play(second, ds4_release=NEW, ds4_rollout_batches=[1])
     until(lambda: has_step(second, "stop"), "the second host is being switched", 240)
     kill_play(second, controller, signal.SIGINT)
     until(lambda: bool(record(second)["outcome"]), "the host finishes alone")
+    assert pids(fleet)[2:] == before[2:], "no further batch was begun"
     status = play(fleet, NEW, "status.yml")
     assert status.rc == 0, status.text
     assert f"spark1: {NEW} serves" in status.text
@@ -181,6 +205,23 @@ def test_an_interrupted_rollout_can_be_looked_at_and_gone_on_with(fleet: Lab) ->
     assert play(fleet).rc == 0
     assert releases_served(fleet) == [NEW] * 4
     assert [engines(host) for host in fleet.hosts] == [1] * 4
+
+
+def test_a_controller_that_is_killed_leaves_nobody_half_done(fleet: Lab) -> None:
+    second = fleet.hosts[1]
+    faults(second, NEW, start_seconds=4)
+    before = pids(fleet)
+    controller = start_play(second, ds4_release=NEW, ds4_rollout_batches=[1])
+    until(lambda: has_step(second, "stop"), "the second host is being switched", 240)
+    kill_play(second, controller)
+    until(lambda: bool(record(second)["outcome"]), "the host finishes alone")
+    assert (record(second)["outcome"], serving(second)) == ("proven", NEW)
+    now = pids(fleet)
+    assert now[2:] == before[2:], "no further batch was begun"
+    again = play(fleet)
+    assert again.rc == 0, again.text
+    assert releases_served(fleet) == [NEW] * 4
+    assert pids(fleet)[:2] == now[:2], "who was done is not touched again"
 
 
 def test_short_memory_on_one_host_only_keeps_that_one_back(fleet: Lab) -> None:
@@ -229,10 +270,49 @@ def test_a_bad_host_takes_nothing_from_the_good_ones_of_its_batch(fleet: Lab, ho
         [f"before_stop {name}" for name in NAMES] + [f"after_proven {name}" for name in NAMES if name != "spark2"]
     )
     assert result.stats["failures"] == {"spark2": 1}
+    assert "\nrolled back: spark2\n" in result.text
+    assert result.text.rstrip().endswith("--limit spark2"), "the one command to go on"
     assert [row(result, name)[0] for name in NAMES] == ["changed", "failed", "changed", "changed"]
     assert row(result, "spark4") == ("changed", "done")
     for name in ("spark3", "spark4"):
         assert "removed" in result.task(name, "Remove deployments and builds beyond the last proven ones")
+
+
+def test_a_share_of_a_batch_may_be_allowed_to_fail(fleet: Lab) -> None:
+    faults(fleet.hosts[0], NEW, exit_at_start=1)
+    result = play(fleet, ds4_rollout_batches=["50%", "100%"], ds4_max_fail_percentage=50)
+    assert result.rc != 0, "a host failed"
+    assert releases_served(fleet) == [OLD, NEW, NEW, NEW]
+
+
+def test_a_rollback_rolls_over_who_is_there_and_can_go_back(fleet: Lab, hooks: Hooks, tmp_path: Path) -> None:
+    names, told = hooks
+    assert play(fleet).rc == 0
+    fleet.hosts[0].power_off()
+    fleet.hosts[2].run(f"rm -rf {build_dir(OLD)}")
+    extra = tmp_path / "drained.yml"
+    extra.write_text(json.dumps({"sparks": {"hosts": {"spark4": {"spark_drained": True}}}}), encoding="utf-8")
+    before = [pid(host) for host in fleet.hosts[2:]]
+    result = play(fleet, playbook="rollback.yml", arguments=["-i", str(extra)], **names)
+    assert result.rc != 0
+    assert [serving(host) for host in fleet.hosts[1:]] == [OLD, NEW, NEW]
+    assert [pid(host) for host in fleet.hosts[2:]] == before
+    assert "batch 1: spark2" in result.text
+    assert any("nothing was stopped" in text for text in result.failed("spark3"))
+    assert told() == ["before_stop spark2", "after_proven spark2"]
+    assert result.text.rstrip().endswith("--limit spark1,spark3")
+
+
+def test_a_rollback_that_goes_wrong_touches_nobody_else(fleet: Lab) -> None:
+    assert play(fleet).rc == 0
+    faults(fleet.hosts[0], OLD, garbage=True)
+    before = pids(fleet)
+    result = play(fleet, playbook="rollback.yml")
+    assert result.rc != 0
+    assert record(fleet.hosts[0])["outcome"] == "returned"
+    assert record(fleet.hosts[0])["reason"] == "rollback"
+    assert releases_served(fleet) == [NEW] * 4
+    assert pids(fleet)[1:] == before[1:]
 
 
 def test_a_busy_canary_is_left_alone_and_ends_the_rollout_with_a_failure(fleet: Lab, hooks: Hooks) -> None:

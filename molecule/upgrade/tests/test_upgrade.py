@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lab import harness
 from lab.api import Host, Lab
+from lab.engine.repository import Tag, add_release, git, move_tag
+from lab.engine.serve import Server
 from lab.served import answers, build_dir, engines, pid, record, serving, until
 
 
@@ -16,8 +22,8 @@ def spark(lab: Lab) -> Host:
     return lab.hosts[0]
 
 
-def upgrade(spark: Host, release: str) -> harness.Result:
-    result = harness.play(spark.lab, "site.yml", extra_vars={"ds4_release": release})
+def upgrade(spark: Host, release: str, **extra: Any) -> harness.Result:
+    result = harness.play(spark.lab, "site.yml", extra_vars={"ds4_release": release, **extra})
     assert result.rc == 0, result.text
     assert serving(spark) == release
     assert engines(spark) == 1
@@ -100,3 +106,99 @@ def test_only_the_last_three_proven_stay(spark: Host) -> None:
     upgrade(spark, "v0.6.4")  # where the scenario began
     assert len(history(spark)) <= 3
     assert len(spark.run("ls /opt/ds4/builds").out.split()) <= 3
+
+
+# ------------------------------------------------------------------------------------------- tags that are not what they were
+
+
+def refused(spark: Host, release: str, **extra: Any) -> str:
+    """A run that must fail before any stop; what it said of the host."""
+    before, served = pid(spark), serving(spark)
+    result = harness.play(spark.lab, "site.yml", extra_vars={"ds4_release": release, **extra})
+    assert result.rc != 0, result.text
+    assert (pid(spark), serving(spark)) == (before, served), "the old process never noticed"
+    return " ".join(result.failed("spark1"))
+
+
+@pytest.fixture
+def repository(lab: Lab) -> str:
+    return lab.engine.repository
+
+
+def test_a_tag_that_moved_before_the_build_is_a_hard_stop_that_names_both_commits(spark: Host, repository: str) -> None:
+    pinned = add_release(repository, "v0.6.7", Tag("0.6.7", "0731"))
+    other = move_tag(repository, "v0.6.7", "v0.6.5")
+    said = refused(spark, "v0.6.7", ds4_releases_extra={"v0.6.7": {"commit": pinned, "weights": "0731"}})
+    assert pinned in said
+    assert other in said
+    assert not spark.exists(f"/opt/ds4/builds/v0.6.7-{other[:8]}")
+    move_tag(repository, "v0.6.7", pinned)
+
+
+def test_a_tag_that_moves_after_the_build_changes_nothing_and_is_told_when_asked(spark: Host, repository: str) -> None:
+    pinned = git(repository, "rev-parse", "refs/tags/v0.6.7^{commit}")
+    listed = {"v0.6.7": {"commit": pinned, "weights": "0731"}}
+    upgrade(spark, "v0.6.7", ds4_releases_extra=listed)
+    other = move_tag(repository, "v0.6.7", "v0.6.5")
+    before = pid(spark)
+    assert upgrade(spark, "v0.6.7", ds4_releases_extra=listed).changed("spark1") == []
+    assert pid(spark) == before
+    said = refused(spark, "v0.6.7", ds4_releases_extra=listed, cuda_build_check_tag_always=True)
+    assert pinned in said
+    assert other in said
+
+
+def test_a_release_that_is_not_listed_is_recorded_and_held_to_what_it_was(spark: Host, repository: str) -> None:
+    first = add_release(repository, "v0.6.8", Tag("0.6.8", "0731"))
+    result = upgrade(spark, "v0.6.8")
+    assert "is not pinned" in result.text
+    assert first in result.text
+    other = move_tag(repository, "v0.6.8", "v0.6.5")
+    said = refused(spark, "v0.6.8", cuda_build_force=True)
+    assert first in said
+    assert other in said
+
+
+def test_a_release_that_nobody_has_is_refused_with_what_there_is(spark: Host) -> None:
+    assert "has no tag v0.6.55" in refused(spark, "v0.6.55")
+
+
+def test_one_commit_under_two_tags_is_two_builds_and_a_switch(spark: Host, repository: str) -> None:
+    commit = move_tag(repository, "v0.6.6.1", "v0.6.6")
+    upgrade(spark, "v0.6.6")
+    before = pid(spark)
+    result = upgrade(spark, "v0.6.6.1", ds4_releases_extra={"v0.6.6.1": {"commit": commit, "weights": "0731"}})
+    assert result.task("spark1", "Have an intact build of the release")["build"]["commit"] == commit
+    assert record(spark)["outcome"] == "proven"
+    assert pid(spark) != before
+    assert spark.exists(build_dir("v0.6.6")), "the way back"
+
+
+@pytest.fixture
+def fork(lab: Lab, repository: str, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """A second remote that gives the tag v0.6.9 to another commit than the first one does: its address and that commit."""
+    add_release(repository, "v0.6.9", Tag("0.6.9", "0731"))
+    other = tmp_path / "fork.git"
+    shutil.copytree(repository, other)
+    commit = add_release(other, "v0.6.9-fork", Tag("0.6.9", "0731", edits={"ds4_cuda.cu": (r"\A", "// a fork\n")}))
+    move_tag(other, "v0.6.9", commit)
+    with Server(other, address=lab.info["gateway"]) as server:
+        yield server.url, commit
+
+
+def test_one_tag_name_in_two_repositories_is_two_releases(spark: Host, repository: str, fork: tuple[str, str]) -> None:
+    address, theirs = fork
+    ours = git(repository, "rev-parse", "refs/tags/v0.6.9^{commit}")
+    assert ours != theirs
+    listed = {"v0.6.9": {"commit": ours, "weights": "0731"}}
+    said = refused(spark, "v0.6.9", ds4_releases_extra=listed, cuda_build_repository=address)
+    assert ours in said
+    assert theirs in said
+    upgrade(spark, "v0.6.9", ds4_releases_extra=listed)
+    assert spark.run(f"git -C /opt/ds4/builds/v0.6.9-{ours[:8]} rev-parse HEAD").out.strip() == ours
+    before = pid(spark)
+    listed["v0.6.9"]["commit"] = theirs
+    upgrade(spark, "v0.6.9", ds4_releases_extra=listed, cuda_build_repository=address)
+    assert pid(spark) != before
+    assert f"/opt/ds4/builds/v0.6.9-{theirs[:8]}/" in spark.run(f"readlink /proc/{pid(spark)}/exe").out
+    assert spark.exists(f"/opt/ds4/builds/v0.6.9-{ours[:8]}/build.json"), "both lie side by side"
