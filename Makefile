@@ -3,7 +3,7 @@ SHELL := /bin/sh
 PYTHON := .venv/bin/python3
 PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PATH
-SCENARIO ?= default
+SCENARIO ?= all
 SEEDS ?= 50
 HOSTS ?= 1
 .DEFAULT_GOAL := help
@@ -58,7 +58,7 @@ unit: venv-test ## Pure tests, no root
 lab-test: venv-test ## pytest against simulated Sparks (root)
 	@$(PYTHON) tools/check.py lab
 
-molecule: venv-test ## One molecule scenario: SCENARIO=name, or SCENARIO=all (root)
+molecule: venv-test ## Every molecule scenario, or SCENARIO=name (root)
 	@$(PYTHON) tools/check.py molecule $(SCENARIO)
 
 faults: venv-test ## Every random test with many seeds: SEEDS=50 (root; long)

@@ -54,7 +54,8 @@ divided; then only the size of the weights counts. The same gate is asked again 
 
 **Disks.** Needs are added up per file system, with credit for what is there already, each path on the file system it really lies on.
 
-**What is recorded** in any case: kernel, DGX release, driver, BIOS, VBIOS and product. Hosts of one fleet that differ get a note;
+**What is recorded** in any case: kernel, DGX release, driver, BIOS, VBIOS and product, under `host_verify` in the JSON file that
+`DS4_SUMMARY_FILE=PATH` names. Hosts of one fleet that differ get a note;
 minimum and known bad versions are yours to set in `host_verify_versions`.
 
 | finding | phase | override |

@@ -133,7 +133,7 @@ def test_one_defect_per_host_is_one_message_per_host(sparks: Callable[..., list[
 # ----------------------------------------------------------------------------------------------- single cases
 
 
-def test_a_sound_spark_passes_in_three_module_executions(borrowed: Host) -> None:
+def test_a_sound_spark_passes_in_three_module_executions(borrowed: Host, tmp_path: Path) -> None:
     since = float(borrowed.run(["date", "+%s.%N"]).out)
     before = disk_state(borrowed)
     result = verify(borrowed.lab, **REAL_GATE)
@@ -142,7 +142,7 @@ def test_a_sound_spark_passes_in_three_module_executions(borrowed: Host) -> None
     assert borrowed.module_executions(since) == PROBES
     assert disk_state(borrowed) == before
     # The controller's time zone has nothing to do with the host's clock.
-    zone = {"TZ": "America/New_York"}
+    zone = {"TZ": "America/New_York", "DS4_SUMMARY_FILE": str(tmp_path / "summary.json")}
     check = harness.play(borrowed.lab, tags="verify", check=True, diff=True, extra_vars=REAL_GATE, env=zone)
     assert sound(check, borrowed.name)
     assert disk_state(borrowed) == before
@@ -151,6 +151,9 @@ def test_a_sound_spark_passes_in_three_module_executions(borrowed: Host) -> None
     assert host["dgx"]["version"] == host["dgx"]["ota_version"]
     assert host["firmware"]["bios_version"] == "5.36_0ACUM018"
     assert host["systemd"]["running"] is True
+    written = json.loads((tmp_path / "summary.json").read_text())["hosts"][borrowed.name]["rooms"]["host_verify"]
+    assert written["versions"]["bios"] == "5.36_0ACUM018"
+    assert (written["versions"]["kernel"], written["product"]) == (host["kernel"], host["firmware"]["product_name"])
     assert "LAB0000000000" not in json.dumps(host)  # the serial number is nobody's business
 
 

@@ -1041,6 +1041,26 @@ def test_a_real_h200_is_refused_and_accepted_with_the_override() -> None:
     assert judge(probes)["ok_switch"] is True
 
 
+def test_versions_and_product_are_in_the_summary_whatever_was_found() -> None:
+    expected = {
+        "kernel": "6.17.0-1014-nvidia",
+        "dgx": "7.6.0",
+        "driver": "580.95.05",
+        "bios": "5.36",
+        "vbios": "9A.0B.16",
+    }
+    probes = gb10()
+    put("host.euid", 1000)(probes)
+    for summary in (judge(gb10())["summary"], judge(probes)["summary"]):
+        assert (summary["versions"], summary["product"]) == (expected, "NVIDIA_DGX_Spark")
+    put("host", {"msg": "no sudo"})(probes)
+    assert judge(probes)["summary"]["versions"] == {
+        **dict.fromkeys(expected, ""),
+        "driver": "580.95.05",
+        "vbios": "9A.0B.16",
+    }
+
+
 def test_twins_with_different_memory_are_both_right_and_the_third_is_told_its_gap() -> None:
     for total in (127535152, 125442416):
         probes = gb10()

@@ -668,7 +668,11 @@ def judge_host(
         "text": "\n".join(parts),
         "text_switch": render(name, stage + switch, heading="cannot be switched.") if stage or switch else "",
         "versions": versions_of(gpu, host),
-        "summary": _summary(gpu, memory, stage, switch, notes, allowed),
+        "summary": {
+            **_summary(gpu, memory, stage, switch, notes, allowed),
+            "product": str((host.get("firmware") or {}).get("product_name", "")),
+            "versions": versions_of(gpu, host),
+        },
     }
 
 
