@@ -345,6 +345,26 @@ status:
   returned: when it was started
   type: dict
   sample: {state: running, bytes_received: 1048576}
+old_unread:
+  description: Files of a known length that only reading could judge. O(state=clean) reads each of them once.
+  returned: for O(state=present)
+  type: int
+  sample: 0
+bytes_deletable:
+  description: Bytes of old files that the settings will let go after the next switch.
+  returned: for O(state=present)
+  type: int
+  sample: 90527713888
+bytes_for_return:
+  description: Bytes of old files that stay for a return to the previous deployment.
+  returned: for O(state=present)
+  type: int
+  sample: 0
+served:
+  description: The wanted weights are served, and the service has passed its questions.
+  returned: for O(state=clean)
+  type: bool
+  sample: true
 old:
   description: Files that the wanted generation does not need, and why one may not be removed.
   returned: for O(state=present)
@@ -393,6 +413,8 @@ def main() -> None:
         outcome = rooms.have_weights(module.params, module.check_mode)
     except Ds4Error as error:
         module.fail_json(ds4_summary={"room": ROOM, "state": "failed", "text": error.what}, **error.result())
+    for text in outcome.result.pop("warn", []):
+        module.warn(text)
     module.exit_json(state=outcome.state, **outcome.result)
 
 

@@ -160,6 +160,48 @@ def test_removal_takes_file_and_record_and_goes_on_after_an_interruption(place: 
     assert sorted(path.name for path in place.iterdir()) == [MARKER_NAME, "new.gguf", "new.gguf.record.json"]
 
 
+def test_a_removal_killed_between_file_and_record_is_finished(place: Path) -> None:
+    (place / "old.gguf").unlink()
+    (place / "new.gguf").unlink()
+    assert set(find(place)) == {"mtp.gguf", "old.gguf.record.json"}, "a wanted file's record says what it was"
+    generations.remove(find(place).values())
+    assert sorted(os.listdir(place)) == [MARKER_NAME, "new.gguf.record.json"]
+
+
+def test_what_the_fetcher_set_aside(place: Path) -> None:
+    """Known content may go like any old file; somebody's own is told and stays."""
+    os.rename(place / "old.gguf", place / "new.gguf.0123abcd.quarantine")
+    record(place / "new.gguf.0123abcd.quarantine")
+    put(place / "new.gguf.89abcdef.quarantine", "foreign")
+    (place / "new.gguf.wrong.quarantine").write_bytes(b"short")
+    found = find(place, read=reading)
+    assert found["new.gguf.0123abcd.quarantine"].called == "legacy base"
+    for name in ("new.gguf.89abcdef.quarantine", "new.gguf.wrong.quarantine"):
+        assert (found[name].called, found[name].kept_for) == ("file set aside", generations.UNKNOWN)
+    generations.remove(found.values())
+    assert (place / "new.gguf.wrong.quarantine").exists() and (place / "new.gguf.89abcdef.quarantine").exists()
+    assert not (place / "new.gguf.0123abcd.quarantine").exists()
+
+
+def test_files_that_only_reading_could_judge_are_counted(place: Path) -> None:
+    put(place / "renamed.gguf", "odd base")
+    os.unlink(records.record_path(str(place / "new.gguf")))
+    named = put(place.parent / "named/a.gguf", "old mtp")
+    unread: list[str] = []
+    find(place, paths=[str(named.parent)], unread=unread.append)
+    assert unread == [str(place / "renamed.gguf"), str(named)], "a wanted name is the fetch's business"
+    find(place, paths=[str(named.parent)], read=reading)
+    unread.clear()
+    find(place, paths=[str(named.parent)], unread=unread.append)
+    assert unread == [], "once read, nothing is left to do"
+
+
+def test_a_named_link_to_a_folder_is_not_followed(place: Path) -> None:
+    named = put(place.parent / "named/a.gguf", "old mtp")
+    (place.parent / "link").symlink_to(named.parent)
+    assert "a.gguf" not in find(place, read=reading, paths=[str(place.parent / "link")])
+
+
 def test_removal_leaves_what_is_kept(place: Path) -> None:
     olds = [old._replace(kept_for="a return to v0.6.3") for old in find(place).values()]
     assert generations.remove(olds) == []

@@ -68,6 +68,7 @@ class Host:
         self.state = root / "state"
         self.busy = False
         self.started: list[str] = []
+        self.warnings: list[str] = []
         self.when_started: Callable[[], None] = self.fetch
         self.free = 100 * GIB
         self.engines: list[dict[str, Any]] = []
@@ -118,6 +119,7 @@ class Host:
             "deployments_state_directory": str(self.root), "wait_seconds": 0.5, **more,
         }  # fmt: skip
         outcome: dict[str, Any] = {}
+        mine = self.warnings
 
         def ended(self: Any, **values: Any) -> None:
             outcome.update(values)
@@ -125,6 +127,7 @@ class Host:
 
         with pytest.MonkeyPatch.context() as patch, patch_module_args({**params, "_ansible_check_mode": check}):
             patch.setattr(door.AnsibleModule, "exit_json", ended)
+            patch.setattr(door.AnsibleModule, "warn", lambda self, text: mine.append(text))
             patch.setattr(door.AnsibleModule, "fail_json", lambda self, **values: ended(self, failed=True, **values))
             with pytest.raises(SystemExit):
                 door.main()
@@ -400,6 +403,58 @@ def test_old_files_are_reported(host: Host) -> None:
     assert result["ds4_summary"]["text"].endswith("4.9 KiB of old files")
 
 
+@pytest.mark.parametrize(
+    ("waived", "deletable", "said"),
+    [
+        (True, len(OLD), "4.9 KiB of old files could be deleted afterwards"),
+        (False, 0, "4.9 KiB stay for a return, unless weights_rollback_waived: true"),
+    ],
+)
+def test_what_an_upgrade_could_delete(host: Host, waived: bool, deletable: int, said: str) -> None:
+    """What serves at the time of the plan will only be the way back afterwards."""
+    old_beside(host)
+    deploy(host, True, [{"sha256": sha(OLD)}])
+    result = host.run(check=True, old_generation="remove_after_smoke", rollback_waived=waived)
+    assert (result["bytes_deletable"], result["bytes_for_return"]) == (deletable, len(OLD) - deletable)
+    assert said in result["msg"]
+
+
+def test_hashes_that_no_manifest_pins_are_said(host: Host) -> None:
+    rows = [
+        {"role": "base", "file": "base.gguf", "trust": "manifest", "sha256": "aa", "how": "fetched"},
+        {"role": "drafter", "file": "drafter.gguf", "trust": "first-use", "sha256": "bb", "how": "linked"},
+        {"role": "mtp", "file": "mtp.gguf", "trust": "hub", "sha256": "cc", "how": "fetched"},
+    ]
+
+    def fetch() -> None:
+        host.fetch()
+        host.tell(state="done", files=rows)
+
+    host.when_started = fetch
+    result = host.run()
+    assert result["ds4_summary"]["text"] == "drafter were on the host, verified; hash of drafter recorded at first use"
+    assert host.warnings == [
+        "drafter.gguf: nobody publishes its hash; recorded at first use: sha256 bb. Pin it in ds4_weights_extra.",
+        "mtp.gguf: only the hub says its hash: sha256 cc. Pin it in ds4_weights_extra.",
+    ]
+    host.warnings.clear()
+    host.run()
+    assert host.warnings == [], "said once"
+
+
+def test_a_clean_up_that_could_not_read_everything_is_known_to_the_next_run(host: Host) -> None:
+    host.run()
+    home = host.root / "gguf"
+    home.mkdir()
+    (home / "old.gguf").write_bytes(OLD)
+    deploy(host, True)
+    settings: dict[str, Any] = {"old_generation": "remove_after_smoke", "clean_paths": [str(home)]}
+    assert host.run(**settings)["old_unread"] == 1
+    result = host.run("clean", **settings)
+    assert result["served"] and result["bytes_freed"] == len(OLD) and not (home / "old.gguf").exists()
+    assert host.run(**settings)["old_unread"] == 0
+
+
 def test_exchange_is_left_to_the_switch_only_when_asked(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     old = old_beside(host)
     host.free = 2000
@@ -491,10 +546,10 @@ def test_an_exchange_that_would_not_be_enough(host: Host) -> None:
     assert result["failed"] and "after removing legacy base" in result["msg"]
 
 
-def deploy(host: Host, proven: bool) -> None:
+def deploy(host: Host, proven: bool, entries: list[dict[str, Any]] = FILES) -> None:
     folder = host.root / "deployments/aaa"
     folder.mkdir(parents=True)
-    files = {str(number): {"sha256": entry["sha256"]} for number, entry in enumerate(FILES)}
+    files = {str(number): {"sha256": entry["sha256"]} for number, entry in enumerate(entries)}
     (folder / "manifest.json").write_text(json.dumps({"id": "aaa", "release": "v1", "weights": {"files": files}}))
     (host.root / "current").symlink_to("deployments/aaa")
     (host.root / "deployments.json").write_text(json.dumps({"proven": [{"id": "aaa"}] if proven else []}))

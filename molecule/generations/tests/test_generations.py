@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from lab import scenario
 from lab.api import Host, Lab
+from lab.fetching import lab_file
 from lab.hub import weights
 
 UNIT_STARTED, UNIT_STOPPED = (
@@ -129,6 +133,12 @@ def test_remove_before_fetch_is_part_of_the_switch(sparks: dict[str, Host], even
     assert not {entry["file"] for entry in LEGACY.values()} & files(sparks["spark3"])
 
 
+def test_the_table_says_what_the_switch_exchanged() -> None:
+    text = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"], "ansible.log").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if "GiB deleted" in line and "exchanged in the switch" in line]
+    assert len(rows) == 1 and "weights" in rows[0] and "changed" in rows[0]
+
+
 def test_the_canary_came_first(events: dict[str, Events]) -> None:
     """No host deletes anything before the first one is proven."""
     proven = events["spark1"].said("proven: deployment")[-1]
@@ -149,3 +159,16 @@ def test_every_host_fetched_each_file_once(lab: Lab, variables: dict[str, dict[s
     for spark in lab.hosts:
         for name, size in sizes.items():
             assert size <= sent[(spark.address, name)] <= 1.2 * size, (spark.name, name)
+
+
+def test_an_interrupted_clean_up_goes_on_without_a_switch(lab: Lab, sparks: dict[str, Host]) -> None:
+    """What a kill leaves: a record without its file, and a file in a named folder that nobody has read yet."""
+    spark, mtp = sparks["spark2"], LEGACY["mtp"]
+    orphan, named = f"/mnt/weights/{mtp['file']}.record.json", f"/srv/named/{mtp['file']}"
+    spark.run(f"cp -p /mnt/weights/*.record.json /tmp && cp -p $(ls /tmp/*.record.json | head -1) {orphan}")
+    weights.write_file(lab_file("legacy", "mtp"), mtp["bytes"], spark.path(named))
+    serving = spark.run("systemctl show ds4 -p MainPID --value").out
+    scenario.run(lab, "site.yml", "--limit", "spark2")
+    assert not spark.exists(orphan) and not spark.exists(named)
+    assert spark.run("systemctl show ds4 -p MainPID --value").out == serving, "nothing was switched for it"
+    assert "changed=0 " in scenario.run(lab, "site.yml", "--limit", "spark2")

@@ -53,7 +53,11 @@ def _patience(wanted: Wanted) -> guest.Patience:
 
 
 def old_files(
-    wanted: Wanted, *, read: bool = False, note: Callable[[str], None] = lambda text: None
+    wanted: Wanted,
+    *,
+    read: bool = False,
+    note: Callable[[str], None] = lambda text: None,
+    unread: Callable[[str], None] = lambda path: None,
 ) -> list[generations.Old]:
     """What the wanted generation does not need; see :func:`ds4.generations.find`."""
     care, plan = wanted.care, wanted.plan
@@ -69,6 +73,7 @@ def old_files(
         rollback_waived=care.rollback_waived,
         read=(lambda count: patience.wait()) if patience else None,
         note=note,
+        unread=unread,
     )
 
 
@@ -81,7 +86,7 @@ def leave_to_switch(
         Ds4Error: it was not asked for, or would not be enough.
     """
     asked = wanted.care.policy == generations.BEFORE_FETCH
-    olds = old_files(wanted, read=asked and not check)
+    olds = [old for old in old_files(wanted, read=asked and not check) if old.kept_for != generations.UNKNOWN]
     doubt = "".join(
         f"; unless {' or '.join(paths)} is {role}, which only reading it tells"
         for role, paths in found.doubtful.items()
@@ -148,7 +153,8 @@ def clean(wanted: Wanted, *, check: bool) -> Outcome:
     olds = old_files(wanted, read=removing, note=notes.append)
     used = generations.uses(care.deployments, care.current, care.state, [])
     needed = {item.sha256 for item in wanted.plan.files if item.sha256}
-    if removing and not (used.proven and needed <= used.served):
+    served = used.proven and needed <= used.served
+    if removing and not served:
         olds = [
             old._replace(kept_for=old.kept_for or "the new service has not passed its questions yet") for old in olds
         ]
@@ -169,17 +175,26 @@ def clean(wanted: Wanted, *, check: bool) -> Outcome:
         "kept": [old._asdict() for old in kept],
         "notes": notes,
         "bytes_freed": sum(old.bytes for old in removed),
+        "served": served,
         "ds4_summary": summary,
     }
     return Outcome("done", result)
 
 
 def report(wanted: Wanted) -> dict[str, Any]:
-    """Old files that are known without reading any, for reports."""
-    olds = old_files(wanted)
+    """Old files that are known without reading any, for reports, and what the settings will let go after the next switch."""
+    unread: list[str] = []
+    olds = old_files(wanted, unread=unread.append)
+    for_return = [old for old in olds if old.kept_for not in ("", generations.UNKNOWN)]
+    if wanted.care.rollback_waived:  # what serves now is only what a return would need then
+        later, for_return = [old for old in olds if old.kept_for != generations.UNKNOWN], []
+    else:
+        later = [old for old in olds if not old.kept_for]
     return {
         "old": [old._asdict() for old in olds],
-        "bytes_deletable": sum(old.bytes for old in olds if not old.kept_for),
+        "old_unread": len(unread),
+        "bytes_deletable": sum(old.bytes for old in later),
+        "bytes_for_return": sum(old.bytes for old in for_return),
     }
 
 

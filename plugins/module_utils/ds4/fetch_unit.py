@@ -147,11 +147,11 @@ def unit_text(plan: Plan, layout: Layout, python: str, *, move: bool = False) ->
 
 
 def command_text(layout: Layout, python: str) -> str:
-    """The command ``ds4-fetch`` for people."""
+    """The command ``ds4-fetch`` for people; of the same low rank as the service, since an engine may be serving."""
     return (
         "#!/bin/sh\n"
         f"# {MARKER_LINE}\n"
-        f'PYTHONPATH="{layout.lib}" exec "{python}" -m ds4.fetch --plan "{layout.plan}" "$@"\n'
+        f'PYTHONPATH="{layout.lib}" exec nice -n 10 ionice -c 3 "{python}" -m ds4.fetch --plan "{layout.plan}" "$@"\n'
     )
 
 

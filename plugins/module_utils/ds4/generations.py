@@ -23,7 +23,13 @@ from .files import MARKER_NAME, fsync_directory, human_bytes, is_ours, read_json
 
 KEEP, AFTER_SMOKE, BEFORE_FETCH = "keep", "remove_after_smoke", "remove_before_fetch"
 POLICIES = (KEEP, AFTER_SMOKE, BEFORE_FETCH)
+# Why a file is kept, for people.
+SERVED, RUNNING = "the served deployment", "an engine that is running"
+UNKNOWN = "its owner: no manifest knows it"
 _LEFTOVER = re.compile(r"\.(?P<target>.+)\.(part|part\.journal|adopted|quarantine)")
+_SET_ASIDE = re.compile(
+    r"(?P<target>.+)\.([0-9a-f]{8}|wrong)\.quarantine"
+)  # somebody's file that had the name of one of ours
 
 
 class Old(NamedTuple):
@@ -31,7 +37,7 @@ class Old(NamedTuple):
 
     Attributes:
         path: absolute.
-        called: ``legacy base``, or ``leftover`` for a partial or quarantined file.
+        called: ``legacy base``, or ``leftover`` for a partial file, a wrong download or a record without its file.
         bytes: what its removal gives back; 0 when the content has another name too.
         sha256: its content; empty for a leftover.
         kept_for: why it may not be removed; empty when it may.
@@ -113,6 +119,7 @@ def find(
     rollback_waived: bool = False,
     read: Callable[[int], None] | None = None,
     note: Callable[[str], None] = lambda text: None,
+    unread: Callable[[str], None] = lambda path: None,
 ) -> list[Old]:
     """Files of old generations and leftovers.
 
@@ -127,6 +134,7 @@ def find(
         read: hash files that have no valid record (each of them once), calling this with the bytes of every read, which
             may wait; None leaves them out.
         note: called with one sentence per file that is left out.
+        unread: called with each file that only reading could judge, while ``read`` is None.
     """
     by_hash = {str(entry["sha256"]): entry for entry in known if entry.get("sha256")}
     sizes = {int(entry["bytes"]) for entry in by_hash.values() if entry.get("bytes")}
@@ -146,18 +154,36 @@ def find(
                 found.append(Old(path, "leftover", status.st_blocks * 512, "", ""))
             continue
         sha256 = _content(path, inside, status, sizes, judged, read)
+        if sha256 is None:
+            if not (inside and name in wanted):
+                unread(path)
+            continue
         entry = by_hash.get(sha256)
+        if entry is None and inside and _SET_ASIDE.fullmatch(name):
+            found.append(Old(path, "file set aside", status.st_size, "", UNKNOWN))
         if entry is None or sha256 in keep:
             continue
         kept = ""
         if (status.st_dev, status.st_ino) in used.open_files:
-            kept = "an engine that is running"
+            kept = RUNNING
         elif sha256 in used.served:
-            kept = "the served deployment"
+            kept = SERVED
         elif sha256 in used.rollback and not rollback_waived:
             kept = f"a return to {used.rollback_release}"
         freed = status.st_size if status.st_nlink == 1 else 0
         found.append(Old(path, f"{entry['generation']} {entry['role']}", freed, sha256, kept))
+    return found + _records_without_files(directory, wanted)
+
+
+def _records_without_files(directory: str, wanted: Mapping[str, str]) -> list[Old]:
+    """What a removal that was killed between a file and its record leaves; a wanted file's record still says what it was."""
+    if not is_ours(directory):
+        return []
+    found = []
+    for name in sorted(os.listdir(directory)):
+        path, file = os.path.join(directory, name), name[: -len(records.SUFFIX)]
+        if name.endswith(records.SUFFIX) and file not in wanted and not os.path.lexists(os.path.join(directory, file)):
+            found.append(Old(path, "leftover", os.lstat(path).st_blocks * 512, "", ""))
     return found
 
 
@@ -167,7 +193,7 @@ def _files(directory: str, paths: Sequence[str], note: Callable[[str], None]) ->
     for place in [*places, *paths]:
         if os.path.isfile(place) and not os.path.islink(place):
             names = [place]
-        elif os.path.isdir(place):
+        elif os.path.isdir(place) and (place == directory or not os.path.islink(place)):
             names = [os.path.join(place, name) for name in sorted(os.listdir(place))]
         else:
             continue
@@ -185,15 +211,15 @@ def _content(
     sizes: set[int],
     judged: Judged,
     read: Callable[[int], None] | None = None,
-) -> str:
-    """sha256 of a file, from its record or an earlier look, or by reading it; empty when it is none of ours."""
+) -> str | None:
+    """sha256 of a file, from its record or an earlier look, or by reading it; empty when it is none of ours, None unread."""
     record = records.read(path) if inside else None
     if record is not None and not records.quick_check(path):
         return str(record["sha256"])
     if status.st_size not in sizes:
         return ""
     hashed = judged.read(path, progress=read, drop_cache=True) if read else judged.get(path)
-    return hashed.sha256 if hashed else ""
+    return hashed.sha256 if hashed else None
 
 
 def changed(old: Old, directory: str, judged: Judged) -> str:
@@ -208,7 +234,8 @@ def changed(old: Old, directory: str, judged: Judged) -> str:
     if not inside and os.path.islink(os.path.dirname(old.path)):
         return f"{os.path.dirname(old.path)} is a symbolic link"
     if not old.sha256:
-        return "" if inside and _LEFTOVER.fullmatch(os.path.basename(old.path)) else "no leftover of ours"
+        leftover = _LEFTOVER.fullmatch(os.path.basename(old.path)) or old.path.endswith(records.SUFFIX)
+        return "" if inside and leftover else "no leftover of ours"
     sha256 = _content(old.path, inside, status, {status.st_size}, judged)
     return "" if sha256 == old.sha256 else f"sha256 {sha256}" if sha256 else "a file that changed since it was verified"
 

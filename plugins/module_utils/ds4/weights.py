@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import adoption, exchange, fetch, fetch_unit, generations
+from . import adoption, exchange, fetch, fetch_unit, generations, guest, records
 from .errors import Ds4Error
 from .fetch_unit import UNIT, Layout, Unit, unit_now
 from .files import FRESH_DISK, human_bytes, is_ours, read_json
@@ -130,7 +130,7 @@ def _ended(wanted: Wanted, unit: Unit, status: dict[str, Any], changed: bool) ->
         text = _fetched_text(status)
         summary = {"room": ROOM, "state": "changed", "text": text, "files": len(wanted.plan.files)}
         result = {"changed": changed, "status": status, **result_of(wanted, found, status), "ds4_summary": summary}
-        return Outcome("done", result)
+        return Outcome("done", {**result, "warn": _unpinned(status)})
     error = status.get("error")
     if status.get("state") == "failed" and isinstance(error, dict):
         raise Ds4Error(
@@ -146,6 +146,16 @@ def _ended(wanted: Wanted, unit: Unit, status: dict[str, Any], changed: bool) ->
     )
 
 
+def _unpinned(status: Mapping[str, Any]) -> list[str]:
+    """Warnings about files whose hash stands in no manifest."""
+    said = {"hub": "only the hub says its hash", records.FIRST_USE: "nobody publishes its hash; recorded at first use"}
+    return [
+        f"{row['file']}: {said[row['trust']]}: sha256 {row['sha256']}. Pin it in ds4_weights_extra."
+        for row in status.get("files", [])
+        if row.get("trust") in said
+    ]
+
+
 def _fetched_text(status: Mapping[str, Any]) -> str:
     count, seconds = int(status.get("bytes_received") or 0), float(status.get("elapsed_seconds") or 0)
     adopted = [row["role"] for row in status.get("files", []) if row.get("how") not in ("fetched", "")]
@@ -155,7 +165,9 @@ def _fetched_text(status: Mapping[str, Any]) -> str:
         parts.append(f"fetched {human_bytes(count)} in {duration(seconds)}{rate}")
     if adopted:
         parts.append(f"{' + '.join(adopted)} were on the host")
-    return ", ".join([*parts, "verified"])
+    unpinned = [row["role"] for row in status.get("files", []) if row.get("trust") == records.FIRST_USE]
+    first_use = f"; hash of {' + '.join(unpinned)} recorded at first use" if unpinned else ""
+    return ", ".join([*parts, "verified"]) + first_use
 
 
 def _summary_there(
@@ -188,6 +200,8 @@ def _planned(wanted: Wanted, found: Look, changes: Sequence[str]) -> dict[str, A
     old = exchange.report(wanted)
     if old["bytes_deletable"]:
         text += f"; {human_bytes(old['bytes_deletable'])} of old files could be deleted afterwards"
+    if old["bytes_for_return"] and wanted.care.policy != generations.KEEP:
+        text += f"; {human_bytes(old['bytes_for_return'])} stay for a return, unless weights_rollback_waived: true"
     summary = {"room": ROOM, "state": "planned", "text": text, "bytes_to_fetch": found.to_fetch}
     return {
         "changed": True,
@@ -241,9 +255,12 @@ def adopt(plan_path: str, state: str, move: bool) -> list[dict[str, str]]:
             return []
         status = fetch.Status(plan)
         last = time.monotonic()
+        left = plan.deadline_seconds and max(plan.deadline_seconds - status.elapsed(), 1.0)
+        patience = guest.Patience(plan.memory_floor_kib, left, status.note)
 
         def progress(item: PlanFile, path: str, count: int) -> None:
             nonlocal last
+            patience.wait()
             row = status.row(item)
             if row["source"] != path:
                 row.update(state="verifying", source=path, bytes=os.stat(path).st_size, hashed=0)
