@@ -19,7 +19,18 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / ".venv/bin"
 OLDEST = ROOT / ".venv-oldest/bin"
 CORE_SCENARIOS = ("default", "alternative")
-CORE_LAB = ("tests/lab/test_lab.py", "tests/lab/test_verify.py", "tests/lab/test_never.py")
+# Of the switch: a bad release that returns, a controller that dies, an engine that is taken over. The rest is in `make lab-test`.
+CORE_SWITCH = (
+    "test_a_bad_release_puts_itself_back[garbage-]",
+    "test_a_controller_that_dies_in_the_middle_is_not_needed",
+    "test_a_foreign_engine_is_adopted_when_asked",
+)
+CORE_LAB = (
+    "tests/lab/test_lab.py",
+    "tests/lab/test_verify.py",
+    "tests/lab/test_never.py",
+    *(f"tests/lab/test_deployments.py::{name}" for name in CORE_SWITCH),
+)
 CORE_FAULTS = ("tests/faults/test_fetch_faults.py", "tests/lab/test_converge.py")
 DEPRECATED = "[DEPRECATION WARNING]"
 NO_TESTS = "no tests found"  # molecule passes over a scenario without tests, with success

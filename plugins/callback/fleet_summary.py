@@ -60,8 +60,9 @@ ROOMS = (
     "rollout",
 )
 # What can become of a host in a rollout, in the order of the last lines; those of ``NOT_DONE`` are named in the command to go on.
-DONE, SKIPPED, RETURNED, STOPPED, FAILED, UNREACHABLE, WAITING = (
+DONE, OUT, BUSY, RETURNED, STOPPED, FAILED, UNREACHABLE, WAITING = (
     "done",
+    "left out",
     "left alone",
     "rolled back",
     "stopped",
@@ -69,8 +70,8 @@ DONE, SKIPPED, RETURNED, STOPPED, FAILED, UNREACHABLE, WAITING = (
     "unreachable",
     "not attempted",
 )
-NOT_DONE = (RETURNED, STOPPED, FAILED, UNREACHABLE, WAITING)
-FATE_STATES = {DONE: "changed", SKIPPED: "skipped", WAITING: "planned", **dict.fromkeys(NOT_DONE[:-1], "failed")}
+NOT_DONE = (BUSY, RETURNED, STOPPED, FAILED, UNREACHABLE, WAITING)
+FATE_STATES = {DONE: "changed", OUT: "skipped", BUSY: "skipped", WAITING: "planned"}  # all others: failed
 COLOURS = {"failed": "COLOR_ERROR", "changed": "COLOR_CHANGED", "planned": "COLOR_CHANGED", "skipped": "COLOR_SKIP"}
 
 
@@ -129,9 +130,9 @@ class CallbackModule(CallbackBase):
                 self._display.display(f"  {room:<15} {state:<8} {lines[0]}", color=_colour(state))
         fates = {host: self._fate(host, stats.summarize(host)) for host in sorted(self.hosts)}
         if any("rollout" in rooms for rooms in self.hosts.values()):
-            for fate in (DONE, SKIPPED, *NOT_DONE):
+            for fate in (DONE, OUT, *NOT_DONE):
                 if hosts := [host for host, came_to in fates.items() if came_to == fate]:
-                    self._display.display(f"{fate}: {', '.join(hosts)}", color=_colour(FATE_STATES.get(fate, "ok")))
+                    self._display.display(f"{fate}: {', '.join(hosts)}", color=_colour(FATE_STATES.get(fate, "failed")))
         not_done = [host for host, fate in fates.items() if fate in NOT_DONE]
         again = command_again(sys.argv, not_done) if not_done else ""
         if again:
@@ -152,15 +153,18 @@ class CallbackModule(CallbackBase):
     def _fate(self, host: str, totals: dict[str, int]) -> str:
         """What became of a host; an empty string when it only had nothing to do."""
         rooms = self.hosts[host]
-        rollout = str(rooms.get("rollout", {}).get("state", ""))
+        turn = rooms.get("rollout", {})
+        state = turn.get("state")
         if totals["unreachable"] or "unreachable" in rooms:
             return UNREACHABLE
+        if state == "planned" and not context.CLIARGS.get("check"):
+            return WAITING  # also the one on which the end of the rollout was told
         if totals["failures"]:
-            outcome = rooms.get("engine_service", {}).get("outcome")
-            return {"returned": RETURNED, "stopped": STOPPED}.get(str(outcome), FAILED)
-        if rollout == "planned" and not context.CLIARGS.get("check"):
-            return WAITING
-        return {"changed": DONE, "skipped": SKIPPED}.get(rollout, "")
+            outcome = str(rooms.get("engine_service", {}).get("outcome"))
+            return {"returned": RETURNED, "stopped": STOPPED}.get(outcome, FAILED)
+        if state == "skipped":
+            return BUSY if turn.get("outcome") == "skipped" else OUT
+        return DONE if state == "changed" else ""
 
 
 def command_again(argv: Sequence[str], hosts: Sequence[str]) -> str:

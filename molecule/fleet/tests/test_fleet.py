@@ -330,6 +330,7 @@ def test_a_busy_canary_is_left_alone_and_ends_the_rollout_with_a_failure(fleet: 
     assert told() == ["before_stop spark1", "after_proven spark1"], "nobody stays out of the load balancer"
     assert row(result, "spark1") == ("skipped", "left alone: requests were running")
     assert row(result, "spark2")[1].startswith("not attempted: no canary was proven")
+    assert "\nleft alone: spark1\nnot attempted: spark2, spark3, spark4\n" in result.text
 
 
 def test_a_canary_group_goes_alone(fleet: Lab, tmp_path: Path) -> None:
