@@ -74,6 +74,14 @@ def test_everything_wrong_is_told_at_once_with_cures(tmp_path: Path) -> None:
     assert "FLEET SUMMARY" in ran.stdout
 
 
+def test_a_drafter_that_is_left_out_is_not_counted_on(tmp_path: Path) -> None:
+    """Else the mode would be refused only after the build and the fetch."""
+    ran = validate(tmp_path, {"weights_drafter": False, "engine_service_mode": "dspark"})
+    assert ran.returncode != 0
+    assert "Mode dspark needs a file that generation 0731 does not have" in ran.stdout + ran.stderr
+    assert validate(tmp_path, {"weights_drafter": False}).returncode == 0
+
+
 @pytest.mark.parametrize("inventory", ["all: {hosts: {s1: {}}}\n", "sparks: {hosts: {}}\n"])
 def test_an_inventory_without_sparks_is_refused(tmp_path: Path, inventory: str) -> None:
     ran = validate(tmp_path, {}, inventory)

@@ -119,7 +119,7 @@ WRONG_TYPE: dict[str, list[Any]] = {
     "float": ["much", True, [0.5], "nan", "inf"],
     "bool": ["maybe", 2, [], 1.0],
     "choice": ["sometimes", True, 3],
-    "ipv4": ["spark.local", "::1", "1.2.3", 8000, "127.0.0.1 "],
+    "ipv4": ["spark.local", "::1", "1.2.3", 8000, "127.0.0.1 ", "224.0.0.1", "255.255.255.255"],
     "path": ["relative/path", "/with\nnewline", 5, ""],
 }
 

@@ -977,7 +977,7 @@ def unnamed(server: str, variables: list[str]) -> list[str]:
     with open(server, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if not re.search(rb"DS4_[A-Z0-9_]+\0", content):
             return []  # packed in a way that hides every name: nothing can be told
-        stems = tuple(found.decode() for found in re.findall(rb"(DS4_[A-Z0-9_]+_)%[a-z]", content))
+        stems = tuple(found.decode() for found in re.findall(rb"(DS4_[A-Z0-9_]+)%[a-z]", content))
         return [name for name in variables if content.find(name.encode() + b"\0") < 0 and not name.startswith(stems)]
 
 
