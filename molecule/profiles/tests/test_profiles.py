@@ -105,7 +105,8 @@ def test_conversations_in_memory_are_refused(lab: Lab) -> None:
 
 
 def test_conversations_lie_where_they_are_told_to(lab: Lab) -> None:
-    scenario.run(lab, "site.yml", "-e", "engine_service_kv_dir=/srv/ds4 kv", "-e", "engine_service_profile=standard")
+    options = {"engine_service_kv_dir": "/srv/ds4 kv", "engine_service_profile": "standard"}
+    scenario.run(lab, "site.yml", "-e", json.dumps(options))
     words, _environment = process(lab)
     assert words[words.index("--kv-disk-dir") + 1].startswith("/srv/ds4 kv/ds4-")
     assert lab.hosts[0].run("stat -c '%U %a' '/srv/ds4 kv'").out.strip() == "ds4 700"
