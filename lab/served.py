@@ -25,6 +25,7 @@ LIMITS: dict[str, Any] = {
     "engine_service_busy_seconds": 10,
     "smoke_test_timeout_seconds": 20,
 }
+PLAYS: list[subprocess.Popen[bytes]] = []  # playbooks in the background
 MARK = "DS4_TEST_PLAY"  # in the environment of a playbook in the background: which processes are its
 ASK = "curl -s --noproxy '*' --max-time 5 http://127.0.0.1:8000"
 
@@ -111,7 +112,16 @@ def start_play(host: Host, playbook: str = "site.yml", **extra: Any) -> subproce
         argv, cwd=system.REPOSITORY, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
     )
     controller.mark = environment[MARK]  # type: ignore[attr-defined]
+    PLAYS.append(controller)
     return controller
+
+
+def end_plays(host: Host) -> None:
+    """End what a test that failed left running: it would go on in the next test."""
+    while PLAYS:
+        controller = PLAYS.pop()
+        if controller.poll() is None:
+            kill_play(host, controller)
 
 
 def kill_play(host: Host, controller: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKILL) -> None:

@@ -23,6 +23,7 @@ from lab.served import (
     LIMITS,
     answers,
     build_dir,
+    end_plays,
     engines,
     faults,
     has_step,
@@ -80,6 +81,7 @@ for path in glob.glob("/var/lib/ds4/weights/*.record.json"):
 
 def restore(host: Host) -> None:
     """The saved host, booted and serving."""
+    end_plays(host)
     host.reset("ready")
     host.run(["python3", "-c", REVERIFY])
     host.run("systemctl reset-failed ds4; systemctl start ds4")
@@ -495,7 +497,9 @@ def occupied(served: Host) -> Host:
     """An engine as the public installer leaves it; nothing of ours was ever staged, and only ~/gguf has weights."""
     served.run(INSTALL.format(engine=served.lab.engine.url), user=served.user, timeout=180)
     served.run("systemctl disable --now ds4; rm -rf /var/lib/ds4/state/deployments.json /tmp/ds4.lock")
-    served.run("rm -r /opt/ds4/deployments/* /opt/ds4/current /etc/systemd/system/ds4.service; systemctl daemon-reload")
+    served.run(
+        "rm -r /opt/ds4/deployments/* /opt/ds4/current /etc/systemd/system/ds4.service /usr/local/bin/ds4-serve; systemctl daemon-reload"
+    )
     served.run("rm /var/lib/ds4/weights/*.gguf /var/lib/ds4/weights/*.record.json")
     served.run(START, user=served.user)
     until(lambda: answers(served), "the foreign engine answers")
@@ -600,7 +604,7 @@ def test_an_engine_that_cron_keeps_alive_is_adopted_and_its_crontab_named(occupi
     )
     occupied.run("mkdir -p /var/spool/cron/crontabs")
     occupied.put(f"/var/spool/cron/crontabs/{user}", "* * * * * pgrep -x ds4-server || ~/code/ds4/ds4-server --cors\n")
-    occupied.run("systemctl daemon-reload; pkill -TERM -x ds4-server; systemctl start cron")
+    occupied.run("systemctl daemon-reload; pkill -TERM -x ds4-server; systemctl restart cron")
     until(lambda: answers(occupied), "cron has started it")
     before, cron = identity(occupied), occupied.run("systemctl show cron -p MainPID --value").out
     faults(occupied, OLD, exit_at_start=1)
