@@ -16,7 +16,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,42 +82,93 @@ def pack_engine(folder: Path, repository: str, release: str, commit: str) -> Pat
     return path
 
 
+# Settings of a fetch that hold on this machine too, as they are called in the variables and in a plan.
+SETTINGS = {
+    "weights_allowed_hosts": "allowed_hosts",
+    "weights_token_hosts": "token_hosts",
+    "weights_token_file": "token_file",
+    "weights_proxy_url": "proxy_url",
+    "weights_proxy_credentials_file": "proxy_credentials_file",
+    "weights_no_proxy": "no_proxy",
+    "weights_ca_file": "ca_file",
+    "weights_connections": "connections",
+    "weights_stall_seconds": "stall_seconds",
+    "weights_stall_bytes_per_second": "stall_bytes_per_second",
+    "weights_retries": "retries",
+    "weights_backoff_seconds": "backoff_seconds",
+    "weights_backoff_limit_seconds": "backoff_limit_seconds",
+    "weights_deadline_seconds": "deadline_seconds",
+}
+
+
+def fetch_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """How to reach the sources, from the operator's variables; what is general counts where nothing else is said."""
+    general = {"weights_proxy_url": "ds4_proxy_url", "weights_ca_file": "ds4_ca_file"}
+    known = {**{name: values[other] for name, other in general.items() if values.get(other)}, **values}
+    found = {setting: known[name] for name, setting in SETTINGS.items() if name in known}
+    rate = float(known.get("weights_bandwidth_mib_per_second", 0))
+    return {**found, "bandwidth_bytes_per_second": rate * 1024**2}
+
+
 def pack_weights(
-    folder: Path, generation: str, files: Sequence[dict[str, Any]], sources: Sequence[str], *, bring: bool
+    folder: Path,
+    generation: str,
+    files: Sequence[dict[str, Any]],
+    sources: Sequence[str],
+    settings: Mapping[str, Any],
+    *,
+    bring: bool,
 ) -> int:
     """The plan of the weights and a list for sha256sum; with ``bring`` the files themselves. Returns the exit code."""
     folder.mkdir(exist_ok=True)
     if not is_ours(str(folder)):
         mark(str(folder), "weights of a bundle")
     layout = fetch_unit.Layout(str(folder.resolve()), str(folder.resolve()), "", "")
-    plan = wanted.build_plan(generation=generation, files=files, sources=sources, layout=layout, user="root")
+    plan = wanted.build_plan(
+        generation=generation, files=files, sources=sources, layout=layout, user="root", **settings
+    )
     (folder / ".fetch").mkdir(exist_ok=True)
     plan.write(layout.plan)
     known = [f"{item.sha256}  {item.target}\n" for item in plan.files if item.sha256]
     (folder / "SHA256SUMS").write_text("".join(known), encoding="ascii")
     urls = [f"{url}\n" for item in plan.files for url in item.sources]
     (folder / "addresses.txt").write_text("".join(urls), encoding="utf-8")
-    return fetch.run(plan, fetch.Secrets()) if bring else 0
+    return fetch.run(plan, fetch.Secrets.of(plan)) if bring else 0
 
 
 def pack_packages(folder: Path, names: Sequence[str]) -> None:
-    """Debian packages as this machine's apt knows them: useful when it is of the hosts' own kind.
+    """Debian packages and what they need beside what is installed here: useful on a machine of the hosts' own kind.
 
     Raises:
         Ds4Error: apt cannot bring them.
     """
-    folder.mkdir(exist_ok=True)
-    ran = subprocess.run(["apt-get", "download", *names], cwd=folder, capture_output=True, text=True, check=False)
+    partial = folder / "partial"
+    partial.mkdir(parents=True, exist_ok=True)
+    options = {
+        "Dir::Cache::archives": str(folder.resolve()),
+        "APT::Sandbox::User": "root",  # the folder is nobody else's
+        "Debug::NoLocking": "1",  # nothing is installed
+    }
+    argv = ["apt-get", "install", "--download-only", "--reinstall", "--assume-yes", "--quiet"]
+    argv += [f"--option={name}={value}" for name, value in options.items()]
+    ran = subprocess.run([*argv, *names], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise Ds4Error(
-            "apt-get download failed",
+            "apt-get could not download the packages",
             found=ran.stderr.strip()[-400:],
             cure="run it on a machine like the hosts, or leave --packages away",
         )
+    partial.rmdir()
 
 
 def describe(
-    release: str, generation: str, path: str, files: Sequence[dict[str, Any]], brought: bool, packages: Sequence[str]
+    release: str,
+    generation: str,
+    path: str,
+    files: Sequence[dict[str, Any]],
+    brought: bool,
+    packages: Sequence[str],
+    packed: bool,
 ) -> str:
     """What is in the bundle, for whoever finds it on a disk."""
     size = human_bytes(sum(int(entry.get("bytes") or 0) for entry in files))
@@ -126,11 +177,12 @@ def describe(
         if brought
         else "not here: put the files of weights/addresses.txt there, then `sha256sum -c SHA256SUMS`"
     )
+    install = f"\n                Where one is missing: sudo apt-get install {path}/packages/*.deb" if packed else ""
     return f"""Everything a DGX Spark without Internet needs for ds4 {release} (weights {generation}, {size}).
 
 engine.bundle   the engine's source at its commit; git reads it like a repository
 weights/        plan, addresses and hashes; the files are {weights}
-packages.txt    Debian packages that the hosts must have: {" ".join(packages)}
+packages.txt    Debian packages that the hosts must have: {" ".join(packages)}{install}
 bundle.yml      variables that make site.yml use all this
 
 Carry this directory to every host, to {path}, readable for everybody. Then, on the controller:
@@ -163,27 +215,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if pin["errors"]:
             raise Ds4Error("The pin cannot be used", found=" ".join(pin["errors"]))
         generation = str(values.get("weights_generation", pin["generation"]))
-        files = generation_files(generations, generation)
+        leave_out = [] if values.get("weights_drafter", True) else ["drafter"]
+        files = [file for file in generation_files(generations, generation) if file["role"] not in leave_out]
         packages = yaml.safe_load((ROOT / "group_vars/all/wiring.yml").read_text(encoding="utf-8"))[
             "host_verify_packages"
         ]
         folder.mkdir(parents=True, exist_ok=True)
         pack_engine(folder, str(values.get("cuda_build_repository", REPOSITORY)), release, pin["commit"])
         sources = values.get("weights_sources", ["https://huggingface.co"])
-        code = pack_weights(folder / "weights", generation, files, sources, bring=options.weights)
+        settings = fetch_settings(values)
+        code = pack_weights(folder / "weights", generation, files, sources, settings, bring=options.weights)
         if code:
             return code
         if options.packages:
             pack_packages(folder / "packages", packages)
         (folder / "packages.txt").write_text("\n".join(packages) + "\n", encoding="ascii")
-        use = {
+        use: dict[str, Any] = {
             "ds4_release": release,
             "cuda_build_repository": f"{options.path}/engine.bundle",
             "weights_generation": generation,
             "weights_sources": [f"{options.path}/weights"],
         }
+        if leave_out:
+            use["weights_drafter"] = False
         (folder / "bundle.yml").write_text(yaml.safe_dump(use, sort_keys=True), encoding="utf-8")
-        text = describe(release, generation, options.path, files, options.weights, packages)
+        text = describe(release, generation, options.path, files, options.weights, packages, options.packages)
         (folder / "README.txt").write_text(text, encoding="utf-8")
     except (Ds4Error, OSError) as error:
         print(f"bundle: {error}", file=sys.stderr)

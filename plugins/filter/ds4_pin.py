@@ -3,10 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ansible.module_utils.ds4.pin import generation_errors, generation_files, known_files, resolve_pin
+from ansible.module_utils.ds4.policies import contradictions
+
+
+def ds4_weights_contradictions(policy: str, fetch: bool, rollback_waived: bool, paths: Sequence[str]) -> list[str]:
+    """Settings about old generations that contradict one another, as sentences."""
+    found = contradictions(policy, fetch=fetch, rollback_waived=rollback_waived, paths=paths)
+    return [str(error) for error in found]
 
 
 class FilterModule:
@@ -16,4 +23,5 @@ class FilterModule:
             "ds4_generation_files": generation_files,
             "ds4_known_files": known_files,
             "ds4_generation_errors": generation_errors,
+            "ds4_weights_contradictions": ds4_weights_contradictions,
         }

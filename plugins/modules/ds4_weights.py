@@ -218,6 +218,11 @@ options:
         description: For whom, for the message.
         type: str
         required: true
+      present:
+        description: Directories that hold some of it already.
+        type: list
+        elements: path
+        default: []
   mount_change_accepted:
     description: The weights may lie on another file system than at the first run.
     type: bool

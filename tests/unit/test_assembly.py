@@ -185,6 +185,19 @@ def test_a_damaged_partial_file_costs_only_its_segments(run: Run, part: Path, no
     assert any("fetched again" in note or "fetching it again" in note for note in notes)
 
 
+def test_what_was_appended_to_a_partial_file_does_not_stay(run: Run, part: Path) -> None:
+    run(Origin())
+    with part.open("ab") as stream:
+        stream.write(b"junk")
+    assert run(Origin()).sha256 == SHA256
+    assert part.stat().st_size == SIZE
+
+
+@pytest.mark.parametrize(("connections", "buffer"), [(1, MIB), (8, MIB), (16, MIB), (64, 256 * KIB)])
+def test_buffers_of_any_number_of_connections_stay_small(connections: int, buffer: int) -> None:
+    assert assembly.buffer_size(connections) == buffer
+
+
 def test_damage_in_journal_and_data_together(run: Run, part: Path) -> None:
     run(Origin())
     lines = Path(f"{part}.journal").read_bytes()

@@ -127,3 +127,49 @@ def test_a_repository_that_is_not_there(
 def test_weights_that_do_not_arrive(tmp_path: Path, settings: dict[str, Any]) -> None:
     settings["weights_sources"] = [str(tmp_path / "nowhere")]
     assert run(tmp_path, settings, "--weights") == 2
+
+
+def test_the_operators_settings_of_a_fetch_count_here_too(tmp_path: Path, settings: dict[str, Any]) -> None:
+    token = tmp_path / "token"
+    token.write_text("hf_secret\n")
+    token.chmod(0o600)
+    drafter = {**settings["ds4_weights"]["test"]["base"], "file": "drafter.gguf"}
+    settings["ds4_weights"]["test"]["drafter"] = drafter
+    settings.update(
+        weights_drafter=False,
+        weights_token_file=str(token),
+        weights_token_hosts=["hub.lan"],
+        ds4_proxy_url="http://proxy.lan:3128",
+        ds4_ca_file="/etc/ssl/lan.pem",
+        weights_connections=3,
+        weights_bandwidth_mib_per_second=2,
+    )
+    assert run(tmp_path, settings, "--weights") == 0
+    plan = plans.load(str(tmp_path / "out/weights/plan.json"))
+    assert [item.role for item in plan.files] == ["base"]
+    assert (plan.token_file, plan.token_hosts) == (str(token), ["hub.lan"])
+    assert (plan.proxy_url, plan.ca_file) == ("http://proxy.lan:3128", "/etc/ssl/lan.pem")
+    assert (plan.connections, plan.bandwidth_bytes_per_second) == (3, 2 * 1024**2)
+    assert yaml.safe_load((tmp_path / "out/bundle.yml").read_text())["weights_drafter"] is False
+    assert "hf_secret" not in (tmp_path / "out/weights/plan.json").read_text()
+    token.chmod(0o644)
+    assert run(tmp_path, settings, "--weights") == 1, "as on a host"
+
+
+def test_packages_come_with_what_they_need(
+    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, asked = subprocess.run, []
+
+    def apt(argv: Any, *args: Any, **more: Any) -> Any:
+        if argv[0] != "apt-get":
+            return real(argv, *args, **more)
+        asked.append(argv)
+        return subprocess.CompletedProcess(argv, len(asked) - 1, "", "E: no network")
+
+    monkeypatch.setattr(bundle.subprocess, "run", apt)
+    assert run(tmp_path, settings, "--packages") == 0
+    assert asked[0][:3] == ["apt-get", "install", "--download-only"] and "git" in asked[0]
+    assert f"--option=Dir::Cache::archives={tmp_path}/out/packages" in asked[0]
+    assert "apt-get install /srv/ds4-bundle/packages/*.deb" in (tmp_path / "out/README.txt").read_text()
+    assert run(tmp_path, settings, "--packages") == 1

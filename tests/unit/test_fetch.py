@@ -354,6 +354,34 @@ def test_deep_look_renews_the_record_of_a_good_file(make: Make, tmp_path: Path) 
     assert fetch.verify(plan, deep=False)[0]["problem"] == ""
 
 
+def test_a_deep_look_of_an_ordinary_user_says_what_it_found(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(tmp_path, "usb")
+    plan = make("usb")
+    run(plan)
+
+    def refuse(*_args: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(records, "write", refuse)
+    path = tmp_path / "weights/base.gguf"
+    path.touch()
+    assert "its content is right" in fetch.verify(plan, deep=True)[0]["problem"]
+    path.write_bytes(b"damage" + CONTENT[6:])
+    assert "damaged at bytes 0-131071" in fetch.verify(plan, deep=True)[0]["problem"]
+
+
+def test_a_line_that_gave_something_before_is_worth_another_start(make: Make, tmp_path: Path) -> None:
+    """After an outage of an hour, or a reboot before the network is back; a wrong address never gave anything."""
+    plan = make()
+    plan.files[0].sources = ["http://127.0.0.1:1/x"]
+    assert run(plan)[0] == EXIT_FINAL
+    status = json.loads(Path(plan.status_file).read_text())
+    Path(plan.status_file).write_text(json.dumps({**status, "bytes_received": 4096}))
+    assert run(plan)[0] == EXIT_AGAIN
+
+
 def test_only_what_is_there(make: Make, tmp_path: Path) -> None:
     serve(tmp_path, "usb")
     code, status = run(make("usb", fetch=False))

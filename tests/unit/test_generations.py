@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ds4 import generations, records
+from ds4 import generations, policies, records
 from ds4.adoption import Judged
 from ds4.errors import Ds4Error
 from ds4.files import MARKER_NAME, mark
@@ -248,13 +248,13 @@ def test_a_host_without_deployments(tmp_path: Path) -> None:
 def test_contradictions_are_refused(policy: str, settings: dict[str, Any], cure: str) -> None:
     values: dict[str, Any] = {"fetch": True, "rollback_waived": True, "paths": [], **settings}
     with pytest.raises(Ds4Error) as caught:
-        generations.require_consistent(policy, **values)
+        policies.require_consistent(policy, **values)
     assert cure in caught.value.cure
 
 
-@pytest.mark.parametrize("policy", generations.POLICIES)
+@pytest.mark.parametrize("policy", policies.POLICIES)
 def test_what_fits_together_is_accepted(policy: str) -> None:
-    generations.require_consistent(policy, fetch=True, rollback_waived=True, paths=[])
+    policies.require_consistent(policy, fetch=True, rollback_waived=True, paths=[])
 
 
 def test_uninstall_names_only_what_records_vouch_for(place: Path) -> None:

@@ -52,11 +52,13 @@ def test_everything_wrong_is_told_at_once_with_cures(tmp_path: Path) -> None:
             "weights_generation": "0713",
             "engine_service_keep": "1",
             "ds4_max_fail_percentage": 101,
+            "weights_old_generation": "remove_before_fetch",
+            "weights_fetch": False,
         },
     )
     text = ran.stdout + ran.stderr
     assert ran.returncode != 0
-    assert "7 problem(s)" in text, text
+    assert "9 problem(s)" in text, text
     for said in (
         "is pinned to",
         "did you mean weights_connections?",
@@ -65,6 +67,8 @@ def test_everything_wrong_is_told_at_once_with_cures(tmp_path: Path) -> None:
         "known: 0731, legacy",
         "engine_service_keep is 1; required: 2 or more, since the deployment that serves and the one to go back to stay",
         "ds4_max_fail_percentage is 101; required: 0 to 100",
+        "remove_before_fetch deletes what a rollback would start",
+        "remove_before_fetch contradicts weights_fetch: false",
         "nothing was touched",
     ):
         assert said in text, said

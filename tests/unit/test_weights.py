@@ -269,6 +269,30 @@ def test_no_room_is_said_with_numbers_before_anything_moves(host: Host) -> None:
     assert host.run(check=True, extra_needs=needs)["failed"], "check mode tells it too"
 
 
+def test_what_others_have_written_already_is_credited(host: Host) -> None:
+    kv = host.root / "kv"
+    (kv / "deep").mkdir(parents=True)
+    (kv / "deep/one").write_bytes(b"x" * 8192)
+    host.free = len(BASE) + len(DRAFTER) + 100
+    need = {"path": str(kv), "bytes": 8192, "what": "KV"}
+    assert host.run(check=True, extra_needs=[need])["failed"]
+    os.sync()
+    assert host.run(check=True, extra_needs=[{**need, "present": [str(kv)]}])["state"] == "planned"
+
+
+def test_a_closed_file_that_costs_a_copy_is_named_with_its_cure(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounts, "account", lambda user: accounts.Account(4711, 4711, frozenset()))
+    monkeypatch.setattr(wanted.os, "geteuid", lambda: 0)
+    home = host.root / "gguf"
+    home.mkdir()
+    (home / "base.gguf").write_bytes(BASE)
+    (home / "base.gguf").chmod(0o600)
+    host.free = 2000
+    refused = host.run(check=True, adopt_paths=[str(home)])
+    assert refused["failed"] and f"read {home}/base.gguf (chmod o+r)" in refused["msg"]
+    assert host.run(check=True, adopt_paths=[str(home)], adopt_move=True)["state"] == "planned"
+
+
 def test_partial_files_are_credited(host: Host) -> None:
     host.directory.mkdir()
     (host.directory / ".ds4-fleet").write_text("{}")

@@ -25,7 +25,8 @@ from .errors import Ds4Error
 from .transfer import AnyBody, Connections, Source, TransferError
 
 KIB, MIB = 1024, 1024 * 1024
-BUFFER_BYTES = MIB  # of each worker and of the hasher: what bounds the memory
+BUFFER_BYTES = MIB  # of the hasher, and at most of a worker
+BUFFERS_BYTES = 16 * MIB  # of all workers together: what bounds the memory
 STORE_SECONDS = 1.0  # a slow connection's bytes are written at least so often
 COMMIT_SECONDS = 0.2  # at most so much work is lost when the process is killed
 FAR_BYTES = 1024 * MIB  # a guest does not keep pages so far ahead of the hasher in the page cache
@@ -46,6 +47,11 @@ def request_size(size: int, segment: int, connections: int) -> int:
     """Bytes asked for at once: a whole number of segments up to 64 MiB, few enough that all connections have work."""
     wanted = min(64 * MIB, size // (8 * connections))
     return max(segment, wanted // segment * segment)
+
+
+def buffer_size(connections: int) -> int:
+    """Bytes of a worker's buffer, so that all of them together stay small."""
+    return min(BUFFER_BYTES, BUFFERS_BYTES // connections)
 
 
 class Limits(NamedTuple):
@@ -223,6 +229,8 @@ class Assembly:
             segment.recovered = segment.committed = True
         if there and not loaded.segments:
             os.ftruncate(self._file, 0)
+        elif there > self.size:  # whatever was appended to it is not part of the file
+            os.ftruncate(self._file, self.size)
         if loaded.damaged or lost:
             self._note(
                 f"journal damaged: {loaded.damaged} lines unreadable, {lost} segments missing; only these are fetched again"
@@ -300,7 +308,7 @@ class Assembly:
 
     def _work(self, source: Source, line: Connections) -> None:
         failures, seen = 0, self._gave
-        buffer = memoryview(bytearray(BUFFER_BYTES))
+        buffer = memoryview(bytearray(buffer_size(self.limits.connections)))
         while True:
             batch = self._take()
             if not batch:

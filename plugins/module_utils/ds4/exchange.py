@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import adoption, fetch_unit, generations, guest, space
+from . import adoption, fetch_unit, generations, guest, policies, space
 from .errors import Ds4Error
 from .files import human_bytes, read_json, write_json
 from .host import ds4_processes
@@ -22,17 +22,22 @@ def tight_rooms(
     wanted: Wanted, needs: Sequence[space.Need], freed: Mapping[int, int] | None = None
 ) -> list[space.Room]:
     """File systems on which something does not fit, after ``freed`` bytes (by device) were given back."""
-    rooms = space.rooms([*needs, *wanted.extra_needs], wanted.plan.margin_bytes)
+    rooms = space.rooms([*needs, *map(space.held, wanted.extra_needs)], wanted.plan.margin_bytes)
     rooms = [room._replace(free=room.free + (freed or {}).get(room.device, 0)) for room in rooms]
     return [room for room in rooms if room.missing]
 
 
-def _no_room(tight: Sequence[space.Room], more: str = "") -> Ds4Error:
+def _no_room(tight: Sequence[space.Room], found: Look, more: str = "") -> Ds4Error:
+    cure = "free room; move weights_directory; or see weights_old_generation in docs/weights.md"
+    if found.closed:
+        cure = (
+            f"let the service user read {' and '.join(found.closed)} (chmod o+r), which then needs no copy; or {cure}"
+        )
     return Ds4Error(
         "There is not enough room on disk",
         found="; ".join(room.text() for room in tight) + more,
         required="; ".join(f"{human_bytes(room.missing)} more on {room.path}" for room in tight),
-        cure="free room; move weights_directory; or see weights_old_generation in docs/weights.md",
+        cure=cure,
         evidence={"missing_bytes": {room.path: room.missing for room in tight}},
     )
 
@@ -85,21 +90,21 @@ def leave_to_switch(
     Raises:
         Ds4Error: it was not asked for, or would not be enough.
     """
-    asked = wanted.care.policy == generations.BEFORE_FETCH
+    asked = wanted.care.policy == policies.BEFORE_FETCH
     olds = [old for old in old_files(wanted, read=asked and not check) if old.kept_for != generations.UNKNOWN]
     doubt = "".join(
         f"; unless {' or '.join(paths)} is {role}, which only reading it tells"
         for role, paths in found.doubtful.items()
     )
     if not asked:
-        raise _no_room(tight, (f"; old files: {generations.describe(olds)}" if olds else "") + doubt)
+        raise _no_room(tight, found, (f"; old files: {generations.describe(olds)}" if olds else "") + doubt)
     freed: dict[int, int] = {}
     for old in olds:  # whatever serves now will have stopped by then
         device = os.stat(old.path).st_dev
         freed[device] = freed.get(device, 0) + old.bytes
     still = tight_rooms(wanted, found.needs, freed)
     if still:
-        raise _no_room(still, f", after removing {generations.describe(olds)}{doubt}")
+        raise _no_room(still, found, f", after removing {generations.describe(olds)}{doubt}")
     minutes = found.to_fetch / (110 * 1024**2) / 60
     text = (
         f"{generations.describe(olds)} will be deleted in the switch, then {human_bytes(found.to_fetch)} fetched while the service "
@@ -145,11 +150,11 @@ def clean(wanted: Wanted, *, check: bool) -> Outcome:
         Ds4Error: contradictory settings, or a file that cannot be removed.
     """
     care = wanted.care
-    generations.require_consistent(
+    policies.require_consistent(
         care.policy, fetch=wanted.plan.fetch, rollback_waived=care.rollback_waived, paths=care.paths
     )
     notes: list[str] = []
-    removing = care.policy != generations.KEEP
+    removing = care.policy != policies.KEEP
     olds = old_files(wanted, read=removing, note=notes.append)
     used = generations.uses(care.deployments, care.current, care.state, [])
     needed = {item.sha256 for item in wanted.plan.files if item.sha256}

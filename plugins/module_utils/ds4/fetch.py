@@ -57,7 +57,7 @@ class Status:
         before = read_json(self._path)
         same = isinstance(before, dict) and before.get("plan") == plan.id
         self._before = float(before["elapsed_seconds"]) if same and before else 0.0
-        self._wire_before = int(before["bytes_received"]) if same and before else 0
+        self.received_before = int(before["bytes_received"]) if same and before else 0
         self.value: dict[str, Any] = {
             "schema": 1,
             "plan": plan.id,
@@ -100,7 +100,7 @@ class Status:
             self.value.update(
                 updated=time.time(),
                 elapsed_seconds=round(self.elapsed(), 2),
-                bytes_received=self._wire_before + received,
+                bytes_received=self.received_before + received,
                 rate_bytes_per_second=round(rate),
                 notes=list(self._notes),
             )
@@ -453,13 +453,15 @@ class Fetch:
             except TransferError as error:
                 self.status.note(f"{name}: {error.reason}")
                 failures.append((name, error))
+        # A line that gave something, today or at an earlier start, will be back; one that never did is a wrong address.
         progress = self._received_before > received
+        lost = self.status.received_before and not any(error.final or error.first for _name, error in failures)
         raise Ds4Error(
             f"{item.target} ({item.role}) could not be fetched",
             found="; ".join(f"{name}: {error.reason}" for name, error in failures),
             required=f"one source of it that works ({item.repo or 'weights_sources'})",
             cure=next((error.cure for _name, error in failures if error.cure), "check the network, then run again"),
-            evidence={"again": progress},
+            evidence={"again": progress or bool(lost)},
         )
 
     def _probe(self, source: transfer.Source) -> tuple[int, str]:
@@ -661,7 +663,7 @@ def run(plan: Plan, secrets: Secrets | Ds4Error) -> int:
         code = _follow(plan)
         if code is not None:
             return code
-        print("ds4-fetch: it died; taking over", file=sys.stderr)
+        print("ds4-fetch: it died, or did another plan; taking over", file=sys.stderr)
 
 
 def _work(plan: Plan, secrets: Secrets | Ds4Error) -> int:
@@ -713,6 +715,8 @@ def _follow(plan: Plan) -> int | None:
         if text != last and value.get("state") != "failed":
             print(text, file=sys.stderr, flush=True)
         last = text
+        if over and value.get("plan") != plan.id:  # it had other things to do
+            return None
         if over and value.get("state") == "done":
             return 0
         if over and value.get("state") == "failed":
@@ -752,13 +756,17 @@ def verify(plan: Plan, deep: bool) -> list[dict[str, Any]]:
             if record and record["sha256"] == wanted:
                 places = records.differences(record["segment_bytes"], size, records.segment_crcs(record), hashed.crcs)
                 result["problem"] += f"; damaged at {places}"
-                records.write(path, {**record, "damaged": places or "an unknown place"})
+                with contextlib.suppress(PermissionError):  # an ordinary user may know it, and not write it down
+                    records.write(path, {**record, "damaged": places or "an unknown place"})
         elif problem:
             entry = {"role": item.role, "generation": plan.generation, "repo": item.repo, "revision": item.revision}
             how, source = (record["how"], record["source"]) if record else ("found", path)
             trust = "manifest" if item.sha256 else record["trust"] if record else records.FIRST_USE
-            records.write(path, records.make(path, entry, hashed, how=how, source=source, trust=trust))
-            result["problem"] = records.quick_check(path, item.sha256)
+            try:
+                records.write(path, records.make(path, entry, hashed, how=how, source=source, trust=trust))
+                result["problem"] = records.quick_check(path, item.sha256)
+            except PermissionError:
+                result["problem"] += "; its content is right, `sudo ds4-fetch verify --deep` renews the record"
     return results
 
 

@@ -100,8 +100,9 @@ def unit_text(plan: Plan, layout: Layout, python: str, *, move: bool = False) ->
         "After=network-online.target",
         "RequiresMountsFor=" + exec_line([plan.directory, layout.state]),
         f"ConditionPathExists={plan.unfinished}",
+        # An outage ends a start after its retries, minutes later; weights_deadline_seconds ends the whole.
         "StartLimitIntervalSec=3600",
-        "StartLimitBurst=10",
+        "StartLimitBurst=30",
         "",
         "[Service]",
         "Type=exec",

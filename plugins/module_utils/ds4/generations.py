@@ -21,8 +21,6 @@ from .adoption import Judged
 from .errors import Ds4Error
 from .files import MARKER_NAME, fsync_directory, human_bytes, is_ours, read_json
 
-KEEP, AFTER_SMOKE, BEFORE_FETCH = "keep", "remove_after_smoke", "remove_before_fetch"
-POLICIES = (KEEP, AFTER_SMOKE, BEFORE_FETCH)
 # Why a file is kept, for people.
 SERVED, RUNNING = "the served deployment", "an engine that is running"
 UNKNOWN = "its owner: no manifest knows it"
@@ -301,30 +299,3 @@ def describe(olds: Sequence[Old]) -> str:
     if not olds:
         return "nothing old"
     return f"{' + '.join(dict.fromkeys(old.called for old in olds))}, {human_bytes(sum(old.bytes for old in olds))}"
-
-
-def require_consistent(policy: str, *, fetch: bool, rollback_waived: bool, paths: Sequence[str]) -> None:
-    """Refuse settings that contradict one another.
-
-    Raises:
-        Ds4Error: which two do.
-    """
-    if policy == BEFORE_FETCH and not rollback_waived:
-        raise Ds4Error(
-            "weights_old_generation: remove_before_fetch deletes what a rollback would start",
-            found="weights_rollback_waived: false",
-            required="weights_rollback_waived: true, or another policy",
-            cure="set weights_rollback_waived: true if you can do without a way back",
-        )
-    if policy == BEFORE_FETCH and not fetch:
-        raise Ds4Error(
-            "weights_old_generation: remove_before_fetch contradicts weights_fetch: false",
-            found="the old files would go and nothing would come",
-            cure="set weights_fetch: true, or weights_old_generation: keep",
-        )
-    if policy == KEEP and paths:
-        raise Ds4Error(
-            "weights_old_generation: keep contradicts weights_clean_paths",
-            found="one keeps, the other removes",
-            cure="set weights_old_generation: remove_after_smoke, or empty weights_clean_paths",
-        )

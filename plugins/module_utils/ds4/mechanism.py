@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         memory,
         pin,
         plan,
+        policies,
         probe,
         process,
         profiles,

@@ -73,6 +73,7 @@ _NEED: dict[str, dict[str, Any]] = {
     "path": {"type": "path", "required": True},
     "bytes": {"type": "int", "required": True},
     "what": {"type": "str", "required": True},
+    "present": {"type": "list", "elements": "path", "default": []},
 }
 WEIGHTS_OPTIONS: dict[str, dict[str, Any]] = {
     "state": {"type": "str", "choices": ["present", "followed", "clean", "absent"], "default": "present"},
@@ -257,7 +258,9 @@ def _wanted_of(params: dict[str, Any]) -> Wanted:
         layout,
         guest=params["guest"],
         memory_floor_kib=int(params["memory_floor_gib"] * MIB),
-        extra_needs=tuple(Need(need["path"], need["bytes"], need["what"]) for need in params["extra_needs"]),
+        extra_needs=tuple(
+            Need(need["path"], need["bytes"], need["what"], tuple(need["present"])) for need in params["extra_needs"]
+        ),
         mount_change_accepted=params["mount_change_accepted"],
         adopt_running=params["adopt_running"],
         adopt_move=params["adopt_move"],

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -13,11 +14,12 @@ BY_UUID = "/dev/disk/by-uuid"
 
 
 class Need(NamedTuple):
-    """Bytes that somebody is going to write under a path."""
+    """Bytes that somebody is going to write under a path; what lies in the directories of ``present`` counts as written."""
 
     path: str
     bytes: int
     what: str
+    present: tuple[str, ...] = ()
 
 
 class Room(NamedTuple):
@@ -62,6 +64,17 @@ def rooms(needs: Iterable[Need], margin: int) -> list[Room]:
         place = os.statvfs(path)
         found.append(Room(mount_of(path)["path"], device, place.f_bavail * place.f_frsize, group, margin))
     return found
+
+
+def held(need: Need) -> Need:
+    """What is still to be written, when some of it is there."""
+    there = 0
+    for place in need.present:
+        for folder, _folders, names in os.walk(place):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    there += os.lstat(os.path.join(folder, name)).st_blocks * 512
+    return need._replace(bytes=max(need.bytes - there, 0))
 
 
 def credit(path: str, wanted: int) -> int:

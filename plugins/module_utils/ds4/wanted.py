@@ -9,7 +9,7 @@ import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from . import accounts, adoption, assembly, generations, journal, records, space
+from . import accounts, adoption, assembly, journal, policies, records, space
 from .errors import Ds4Error
 from .fetch_unit import Layout
 from .files import existing_parent, read_json
@@ -24,14 +24,14 @@ class Care(NamedTuple):
     """How old generations are treated.
 
     Attributes:
-        policy: one of :data:`ds4.generations.POLICIES`.
+        policy: one of :data:`ds4.policies.POLICIES`.
         rollback_waived: what a return to the previous deployment needs may go too.
         paths: directories and files outside our own that the operator named.
         known: entries of all manifests: generation, role, file, bytes, sha256.
         deployments, current, state: where deployments lie, the link to the active one, and their history.
     """
 
-    policy: str = generations.KEEP
+    policy: str = policies.KEEP
     rollback_waived: bool = False
     paths: tuple[str, ...] = ()
     known: tuple[Mapping[str, Any], ...] = ()
@@ -72,6 +72,7 @@ class Look(NamedTuple):
         missing: role → why not.
         candidates: role → files that may be adopted: known by their content, or at least of the right name.
         doubtful: role → files of the right length that have another name; only reading them tells.
+        closed: files that cost a copy for the one reason that the service user may not read them.
         in_place: roles whose file has its final name and has to be read.
         to_fetch: bytes that would come over the wire, as far as lengths are known.
         needs: room that the difference takes.
@@ -81,6 +82,7 @@ class Look(NamedTuple):
     missing: dict[str, str]
     candidates: dict[str, list[str]]
     doubtful: dict[str, list[str]]
+    closed: list[str]
     in_place: list[str]
     to_fetch: int
     needs: list[space.Need]
@@ -152,7 +154,7 @@ def look(wanted: Wanted) -> Look:
     """Compare what is wanted with what is there; reads records, never a weights file."""
     plan, who = wanted.plan, accounts.future_account(wanted.plan.user) if os.geteuid() == 0 else None
     judged = adoption.Judged(wanted.layout.judged)
-    found = Look({}, {}, {}, {}, [], 0, [])
+    found = Look({}, {}, {}, {}, [], [], 0, [])
     to_fetch = 0
     for item in plan.files:
         path, size = plan.path(item), item.bytes or 0
@@ -165,6 +167,7 @@ def look(wanted: Wanted) -> Look:
         found.missing[item.role] = problem or f"{item.target} cannot be read by {plan.user}"
         if not shared:  # its owner closed it: a copy of our own
             found.in_place.append(item.role)
+            found.closed.append(path)
             found.needs.append(space.Need(plan.directory, size, item.role))
             continue
         if _worth_reading(path, item, record, judged):
@@ -173,8 +176,10 @@ def look(wanted: Wanted) -> Look:
         sure, doubtful = _candidates(plan, item, judged)
         if sure:
             found.candidates[item.role] = sure
-        if any(_shareable(one, plan.directory, who) for one in sure):
+        mover = None if wanted.adopt_move else who  # root moves what the service user may not read yet
+        if any(_shareable(one, plan.directory, mover) for one in sure):
             continue
+        found.closed.extend(one for one in sure if _shareable(one, plan.directory, None))
         if doubtful:
             found.doubtful[item.role] = doubtful
         to_fetch += 0 if sure else max(size - _present(plan, item), 0)

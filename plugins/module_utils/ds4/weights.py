@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import adoption, exchange, fetch, fetch_unit, generations, guest, records
+from . import adoption, exchange, fetch, fetch_unit, generations, guest, policies, records
 from .errors import Ds4Error
 from .fetch_unit import UNIT, Layout, Unit, unit_now
 from .files import FRESH_DISK, human_bytes, is_ours, read_json
@@ -38,7 +38,7 @@ def present(wanted: Wanted, python: str, *, check: bool, wait_seconds: float) ->
         Ds4Error: what stands in the way.
     """
     care = wanted.care
-    generations.require_consistent(
+    policies.require_consistent(
         care.policy, fetch=wanted.plan.fetch, rollback_waived=care.rollback_waived, paths=care.paths
     )
     wanted = complete(wanted)
@@ -63,7 +63,7 @@ def present(wanted: Wanted, python: str, *, check: bool, wait_seconds: float) ->
         found = look(wanted)
         tight = exchange.tight_rooms(wanted, found.needs)
     if tight:
-        if changes and not check and care.policy == generations.BEFORE_FETCH:
+        if changes and not check and care.policy == policies.BEFORE_FETCH:
             fetch_unit.store(wanted.plan, layout, changes)
         return exchange.leave_to_switch(wanted, found, tight, changes, check=check)
     if check:
@@ -200,7 +200,7 @@ def _planned(wanted: Wanted, found: Look, changes: Sequence[str]) -> dict[str, A
     old = exchange.report(wanted)
     if old["bytes_deletable"]:
         text += f"; {human_bytes(old['bytes_deletable'])} of old files could be deleted afterwards"
-    if old["bytes_for_return"] and wanted.care.policy != generations.KEEP:
+    if old["bytes_for_return"] and wanted.care.policy != policies.KEEP:
         text += f"; {human_bytes(old['bytes_for_return'])} stay for a return, unless weights_rollback_waived: true"
     summary = {"room": ROOM, "state": "planned", "text": text, "bytes_to_fetch": found.to_fetch}
     return {
