@@ -52,8 +52,9 @@ options:
         type: str
         required: true
   deployment:
-    description: What to stage.
+    description: What to stage. Nothing of it is logged on the host, since the environment may hold secrets.
     type: dict
+    no_log: true
     suboptions:
       release:
         description: Release tag.
@@ -310,7 +311,7 @@ SPEC = {
         "default": "query",
     },
     "layout": {"type": "dict", "required": True, "options": LAYOUT},
-    "deployment": {"type": "dict", "options": DEPLOYMENT},
+    "deployment": {"type": "dict", "options": DEPLOYMENT, "no_log": True},
     "device_groups": {"type": "list", "elements": "str", "default": []},
     "policy": {"type": "dict", "default": {}},
     "helpers": {"type": "dict", "default": {}},
@@ -334,9 +335,8 @@ def summary(state: str, text: str, **numbers: Any) -> dict[str, Any]:
     return {"room": "engine_service", "state": state, "text": text, **numbers}
 
 
-def staged(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
+def staged(module: AnsibleModule, layout: Layout, given: dict[str, Any]) -> dict[str, Any]:
     params = module.params
-    given = dict(params["deployment"])
     given["env"] = {name: str(value) for name, value in given["env"].items()}
     told, changed, result = door.stage(
         Wanted(**given),
@@ -518,9 +518,13 @@ def main() -> None:
         required_if=[("state", "staged", ["deployment"]), ("state", "active", ["id"])],
     )
     layout = Layout(**module.params["layout"])
+    # The engine's environment may hold secrets, so the host's log gets none of it (no_log), nor does the record of the call. In
+    # results only what bears the name of a secret is hidden: Ansible would hide every "1" and "0" that some variable is set to.
+    wanted, module.params["deployment"] = module.params["deployment"], None
+    module.no_log_values.clear()
     try:
         if module.params["state"] == "staged":
-            result = staged(module, layout)
+            result = staged(module, layout, wanted)
         elif module.params["state"] == "pruned":
             result = pruned(module, layout)
         elif module.params["state"] == "absent":

@@ -108,6 +108,22 @@ def test_only_the_last_three_proven_stay(spark: Host) -> None:
     assert len(spark.run("ls /opt/ds4/builds").out.split()) <= 3
 
 
+def test_a_secret_of_the_engine_is_seen_by_the_engine_alone(spark: Host) -> None:
+    extra = {"ds4_release": "v0.6.4", "engine_service_extra_env": {"HUB_TOKEN": "hunter2"}}
+    result = harness.play(spark.lab, "site.yml", extra_vars=extra, diff=True, arguments=["-v"])
+    assert result.rc == 0, result.text
+    assert "HUB_TOKEN=***" in result.text
+    environment = spark.run(f"tr '\\0' '\\n' </proc/{pid(spark)}/environ").out.splitlines()
+    assert "HUB_TOKEN=hunter2" in environment
+    holders = spark.run("grep -rl hunter2 /opt/ds4 /var/lib/ds4/state /etc/systemd /usr/local", check=False).out.split()
+    assert holders
+    assert {spark.run(f"stat -c '%U:%G %a' {path}").out.strip() for path in holders} == {"root:ds4 640"}
+    extra["engine_service_extra_env"] = {"HUB_TOKEN": "hunter3"}
+    status = harness.play(spark.lab, "status.yml", extra_vars=extra, arguments=["-v"])
+    assert "+HUB_TOKEN=*** (another one)" in status.text
+    assert "hunter" not in result.text + status.text + spark.journal()
+
+
 # ------------------------------------------------------------------------------------------- tags that are not what they were
 
 
