@@ -269,6 +269,7 @@ class Host:
             "--no-pager",
             "-o",
             "json",
+            "--all",  # else a long message, which that of a module with many arguments is, is left out
             "--output-fields=SYSLOG_IDENTIFIER,MESSAGE",
             "--since",
             f"@{since:.6f}",
@@ -277,7 +278,8 @@ class Host:
         for line in self.run(argv).out.splitlines():
             entry = json.loads(line)
             identifier, message = entry.get("SYSLOG_IDENTIFIER") or "", entry.get("MESSAGE") or ""
-            if identifier.startswith("ansible-") and isinstance(message, str) and message.startswith("Invoked"):
+            text = bytes(message).decode(errors="replace") if isinstance(message, list) else str(message)
+            if identifier.startswith("ansible-") and text.startswith("Invoked"):
                 found.append(identifier.removeprefix("ansible-").rpartition(".")[2])
         return found
 

@@ -58,7 +58,7 @@ def test_up_by_one_line_keeps_conversations_and_tells_the_downtime(spark: Host) 
 
 def test_back_by_one_line_builds_nothing(spark: Host) -> None:
     result = upgrade(spark, "v0.6.5")
-    assert not result.task("spark1", "Have an intact build of the release")["changed"]
+    assert not any(task.endswith("Have an intact build of the release") for task in result.changed("spark1"))
 
 
 def test_nothing_to_do_restarts_nothing(spark: Host) -> None:
