@@ -199,15 +199,21 @@ def test_the_launcher_refuses_unless_the_service_is_at_rest(
 
 @pytest.mark.parametrize("state", ["inactive", "failed"])
 def test_the_launcher_becomes_what_the_service_is(rendered: dict[str, Any], tmp_path: Path, state: str) -> None:
-    ran = launch(rendered, tmp_path, state, "--port", "8123")
-    assert ran.stdout.split()[:6] == ["sudo", "--", "prlimit", "--memlock=unlimited", "--nofile=1048576", "setpriv"]
-    assert ran.stdout.split()[-2:] == ["--port", "8123"]
+    asked = launch(rendered, tmp_path, state, "--port", "8123").stdout
+    assert asked == f"sudo -- {tmp_path}/ds4-serve --port 8123\n"
+    limits = launch(rendered, tmp_path, state, "--port", "8123", user="root").stdout.splitlines()
+    assert [line.split()[-1] for line in limits[:2]] == ["--memlock=unlimited", "--nofile=1048576"]
+    assert limits[2].startswith("setpriv --reuid=ds4 --regid=")
+    assert limits[2].endswith(f"--init-groups --reset-env -- {tmp_path}/ds4-serve --port 8123")
 
 
-def launch(rendered: dict[str, Any], tmp_path: Path, state: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The launcher with a service in that state; sudo tells what it was asked for."""
+def launch(
+    rendered: dict[str, Any], tmp_path: Path, state: str, *arguments: str, user: str = "me"
+) -> subprocess.CompletedProcess[str]:
+    """The launcher with a service in that state; sudo, prlimit and setpriv tell what they were asked for."""
     programs = {"ds4-serve": rendered["files"]["ds4-serve"], "systemctl": f"#!/bin/sh\necho {state}\n"}
-    programs |= {"sudo": '#!/bin/sh\necho sudo "$@"\n', "id": "#!/bin/sh\necho 1\n"}
+    programs |= {name: f'#!/bin/sh\necho {name} "$@"\n' for name in ("sudo", "prlimit", "setpriv")}
+    programs["id"] = f"#!/bin/sh\necho {user}\n"
     for name, text in programs.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
         (tmp_path / name).chmod(0o755)
