@@ -10,6 +10,7 @@ from typing import Any
 import ansible.module_utils
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
+from ansible.template import trust_as_template
 from ansible.utils.display import Display
 
 # On the controller ansible.module_utils is Ansible's own package only; ours lies beside this folder.
@@ -24,7 +25,13 @@ CALL_SECONDS = 15  # one round trip waits on the host so long for a further step
 
 
 class ActionModule(ActionBase):
-    """Arguments of the task that stay here: ``patience_seconds`` and ``limit_seconds``; the module gets the rest."""
+    """Arguments of the task that stay here; the module gets the rest.
+
+    Arguments of the task:
+        patience_seconds, limit_seconds: how long a host may be out of reach, and how long a switch is followed.
+        templates: where to put which rendered template of the role: ``{files: {name: template}, helpers: {name: template}}``.
+            The lookup ``template`` would do the same at several times the cost: it copies all variables each time.
+    """
 
     TRANSFERS_FILES = False
 
@@ -33,6 +40,14 @@ class ActionModule(ActionBase):
         arguments = dict(self._task.args)
         patience = float(arguments.pop("patience_seconds", 120))
         limit = float(arguments.pop("limit_seconds", 7200))
+        templates = arguments.pop("templates", {})
+        if templates:
+            arguments["deployment"] = dict(arguments["deployment"])
+            files = {name: self._render(template, task_vars) for name, template in templates["files"].items()}
+            arguments["deployment"]["files"] = {**arguments["deployment"]["files"], **files}
+            arguments["helpers"] = {
+                name: self._render(template, task_vars) for name, template in templates["helpers"].items()
+            }
         if arguments.get("state") not in ("active", "rolled_back"):
             return {**result, **self._call(arguments, task_vars)}
         host = (task_vars or {}).get("inventory_hostname", "")
@@ -73,6 +88,12 @@ class ActionModule(ActionBase):
             summary = {"room": "engine_service", "state": "failed", "text": text}
             result.update(failed=True, msg=text, ds4_summary=summary)
         return result
+
+    def _render(self, template: str, task_vars: dict[str, Any] | None) -> str:
+        path = self._find_needle("templates", template)
+        text = trust_as_template(self._loader.get_text_file_contents(path))
+        templar = self._templar.copy_with_new_env(available_variables=task_vars, searchpath=os.path.dirname(path))
+        return str(templar.template(text, escape_backslashes=False))
 
     def _call(self, arguments: dict[str, Any], task_vars: dict[str, Any] | None) -> dict[str, Any]:
         answer: dict[str, Any] = self._execute_module("ds4_deployment", module_args=arguments, task_vars=task_vars)

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from ansible.release import __version__ as core_version
 CORE_MINIMUM = (2, 19)
 CORE_BELOW = (2, 22)
 PYTHON_MINIMUM = (3, 11)
+# What only a later part of the run knows: results, and what roles offer.
+LATER = re.compile(r"\w+_(?:result|arguments|look)\b|host_verify_\w+|smoke_test_\w+")
 
 
 class ActionModule(ActionBase):
@@ -86,8 +89,7 @@ class ActionModule(ActionBase):
     def _wrong_values(self, specs: dict[str, dict[str, Any]], variables: dict[str, Any]) -> list[str]:
         findings = []
         resolve = _Resolver(self._templar, variables, self._role_variables)
-        for name in self._task.args.get("shared") or []:
-            resolve.once(name)
+        resolve.once(self._task.args.get("shared") or [])
         for role, options in specs.items():
             values: dict[str, Any] = {}
             for option in options:
@@ -96,9 +98,7 @@ class ActionModule(ActionBase):
                 try:
                     values[option] = resolve(option)
                 except Exception as error:  # any template error is a finding, unless it waits for a later result
-                    if not re.search(
-                        r"\w+_(?:result|arguments|look)\b|host_verify_\w+", str(error) + str(variables[option])
-                    ):
+                    if not LATER.search(f"{error}{variables[option]}"):
                         findings.append(f"Variable {option} cannot be resolved: {error}")
             checked = {name: {**spec, "required": False, "default": None} for name, spec in options.items()}
             outcome = ArgumentSpecValidator(checked).validate(values)
@@ -130,29 +130,29 @@ class _Resolver:
     def __init__(self, templar: Any, variables: dict[str, Any], more: Callable[[], dict[str, Any]]) -> None:
         self._templar = templar
         self._variables = variables
-        self._more = more
-        self._known = dict(variables)
-        self._complete = False
+        self._more: Callable[[], dict[str, Any]] | None = more
+        self._know(variables)
 
-    def once(self, name: str) -> None:
-        """Resolve a variable for all that refer to it; one that cannot be resolved is met again where it counts."""
-        try:
-            self._known[name] = self(name)
-        except Exception:
-            return
+    def _know(self, variables: dict[str, Any]) -> None:
+        self._known = variables
+        self._engine = self._templar.copy_with_new_env(available_variables=variables)
+
+    def once(self, names: Iterable[str]) -> None:
+        """Resolve variables for all that refer to them; one that cannot be resolved is met again where it counts."""
+        for name in names:
+            with contextlib.suppress(Exception):
+                self._know({**self._known, name: self(name)})
 
     def __call__(self, name: str) -> Any:
         value = self._variables[name]
         try:
-            return self._engine().template(value)
-        except Exception:
-            if self._complete:
+            return self._engine.template(value)
+        except Exception as error:
+            if self._more is None or LATER.search(f"{error}{value}"):
                 raise
-            self._complete, self._known = True, {**self._more(), **self._known}
-            return self._engine().template(value)
-
-    def _engine(self) -> Any:
-        return self._templar.copy_with_new_env(available_variables=self._known)
+            more, self._more = self._more(), None
+            self._know({**more, **self._known})
+            return self._engine.template(value)
 
 
 def _load(path: Path) -> Any:

@@ -29,7 +29,8 @@ from ansible.module_utils.ds4.errors import Ds4Error  # noqa: E402
 def shipped_catalogue() -> dict[str, Any]:
     """The data file of settings that belongs to this copy of the filters."""
     with open(DATA_FILE, encoding="utf-8") as stream:
-        return dict(yaml.safe_load(stream)["__engine_service_catalogue"])
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        return dict(yaml.load(stream, Loader=loader)["__engine_service_catalogue"])  # noqa: S506, both are safe
 
 
 def ds4_engine_config(
@@ -66,6 +67,7 @@ class FilterModule:
     """Jinja filters."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
+        shipped_catalogue()  # once, in the process that all workers are forked from
         return {
             "ds4_engine_config": ds4_engine_config,
             "ds4_codex_catalogue": ds4_codex_catalogue,

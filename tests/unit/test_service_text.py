@@ -29,8 +29,11 @@ PLAY = """
       ansible.builtin.copy:
         dest: "{{ out }}"
         mode: "0644"
-        content: "{{ {'files': __engine_service_files, 'switch': switch, 'memory': __engine_service_memory_required_kib | int} | to_json }}"
+        content: "{{ {'files': __engine_service_files | combine(rendered), 'switch': switch, 'memory': __engine_service_memory_required_kib | int} | to_json }}"
       vars:
+        rendered: >-
+          {{ {__engine_service_unit: lookup('ansible.builtin.template', 'ds4.service.j2'),
+              'ds4-serve': lookup('ansible.builtin.template', 'ds4-serve.j2')} }}
         switch: "{{ lookup('ansible.builtin.template', 'ds4-switch.service.j2') }}"
 """
 

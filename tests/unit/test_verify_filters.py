@@ -61,3 +61,19 @@ def test_findings_stop_with_the_text_once(shown: list[str]) -> None:
     result = report(text="spark1: 3 problems", stop=True)
     assert (result["failed"], result["msg"]) == (True, "spark1: 3 problems")
     assert shown == []
+
+
+def test_a_verdict_is_told_and_returned_whole(shown: list[str]) -> None:
+    verdict = {
+        "text": "spark1: 1 note.",
+        "stop": False,
+        "summary": {"room": "host_verify", "state": "ok"},
+        "findings": ["x"],
+    }
+    assert report(verdict=verdict)["verdict"] == verdict
+    assert shown == ["spark1: 1 note."]
+    failed = report(verdict={**verdict, "stop": True})
+    assert (failed["failed"], failed["msg"], failed["verdict"]["findings"]) == (True, "spark1: 1 note.", ["x"])
+    quiet = report(verdict={**verdict, "stop": True}, quiet="true")
+    assert "failed" not in quiet
+    assert len(shown) == 1

@@ -630,7 +630,7 @@ def judge_host(
 
     Returns:
         ``findings`` (``{id, phase, what, found, required, cure, allow, allowed_phase}``, without the allowed ones, or
-        with the phase that stays), ``allowed`` (the overridden ones), ``ok_stage``, ``ok_switch``, ``text`` (everything, ``""`` when there is nothing to say),
+        with the phase that stays), ``allowed`` (the overridden ones), ``ok_stage``, ``ok_switch``, ``stop`` (whether the host must not go on), ``text`` (everything, ``""`` when there is nothing to say),
         ``text_switch`` (what stops the switch), ``versions``, ``summary`` (a ``ds4_summary``).
     """
     work = _Judge(gpu, memory, host, policy, catalogue)
@@ -664,6 +664,7 @@ def judge_host(
         "findings": kept,
         "allowed": allowed,
         "ok_stage": not stage,
+        "stop": bool(stage),
         "ok_switch": not stage and not switch,
         "text": "\n".join(parts),
         "text_switch": render(name, stage + switch, heading="cannot be switched.") if stage or switch else "",
