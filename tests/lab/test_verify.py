@@ -345,18 +345,43 @@ def test_sudo_with_a_password(sparks: Callable[..., list[Host]]) -> None:
 BOGUS_PYTHON = "#!/bin/sh\necho 'this is no python' >&2\nexit 3\n"
 
 
+def hardened(sparks: Callable[..., list[Host]], **options: Any) -> Host:
+    """A host without acl where other pythons come first on PATH, in an inventory that names no interpreter."""
+    (host,) = sparks(1, without=["acl"], **options)
+    for name in ("python3", "python3.14", "python3.13", "python3.12", "python3.11", "python"):
+        host.put(f"/usr/local/bin/{name}", BOGUS_PYTHON, 0o755)
+        host.put(f"/home/spark/.pyenv/shims/{name}", BOGUS_PYTHON, 0o755)
+    host.put("/home/spark/.bashrc", "export PATH=$HOME/.pyenv/shims:$PATH\n")
+    path = Path(host.lab.inventory, "hosts.yml")
+    inventory = yaml.safe_load(path.read_text())
+    del inventory["sparks"]["vars"]["ansible_python_interpreter"]
+    path.write_text(yaml.safe_dump(inventory))
+    return host
+
+
 @pytest.mark.parametrize(("pipelining", "requiretty"), [("True", False), ("False", False), ("False", True)])
 def test_requiretty_no_acl_bogus_python_and_pyenv(
     sparks: Callable[..., list[Host]], pipelining: str, requiretty: bool
 ) -> None:
     """Nothing special is needed of a host: the distribution's python3, sudo, sh."""
-    (host,) = sparks(1, without=["acl"], requiretty=requiretty)
-    host.put("/usr/local/bin/python3", BOGUS_PYTHON, 0o755)
-    host.put("/home/spark/.pyenv/shims/python3", BOGUS_PYTHON, 0o755)
-    host.put("/home/spark/.bashrc", "export PATH=$HOME/.pyenv/shims:$PATH\n")
+    host = hardened(sparks, requiretty=requiretty)
+    assert "this is no python" in host.run("python3 -V", user="spark", check=False).err
     result = harness.play(host.lab, tags="verify", env={"ANSIBLE_PIPELINING": pipelining}, extra_vars=REAL_GATE)
     assert sound(result, host.name)
-    assert result.task(host.name, LOOK)["host"]["python"]["executable"] == "/usr/bin/python3"
+    assert result.task(host.name, "Look at the host")["python"]["executable"] == "/usr/bin/python3"
+
+
+def test_everything_without_pipelining_and_acl_where_sudo_demands_a_terminal(sparks: Callable[..., list[Host]]) -> None:
+    """The whole way to a served Spark, and again without a change: packages, build, fetch, switch and smoke."""
+    host = hardened(sparks, requiretty=True)
+    without = {"ANSIBLE_PIPELINING": "False"}
+    first = harness.play(host.lab, env=without)
+    assert first.rc == 0, first.text
+    assert sound(first, host.name)
+    assert first.task(host.name, "Look at the host")["python"]["executable"] == "/usr/bin/python3"
+    assert "deepseek-v4-flash" in host.run(["curl", "-s", "http://127.0.0.1:8000/v1/models"]).out
+    second = harness.play(host.lab, env=without)
+    assert (second.rc, second.changed(host.name)) == (0, [])
 
 
 def test_a_terminal_that_sudo_demands_is_told(sparks: Callable[..., list[Host]]) -> None:
