@@ -63,6 +63,22 @@ minimum and known bad versions are yours to set in `host_verify_versions`.
 """
 
 
+TAIL = """\
+## What no check can see
+
+A Spark can pass everything here, answer every question and still be far too slow: some units were reported to stay at about 30 W, or at
+500 to 850 MHz instead of about 2400, whatever the load, when the power supply was not negotiated. Before a question is asked the GPU idles
+at as little, so a reading then says nothing; look while a long answer is being written:
+
+```
+nvidia-smi --query-gpu=power.draw,clocks.sm,utilization.gpu --format=csv --loop=1
+```
+
+Take the power supply off the wall and off the Spark for a minute, then look again; when it stays, it is a case for the warranty. Old
+firmware was reported to halve the speed too: compare `versions` of your hosts (the note [drift](#drift)).
+"""
+
+
 def page(findings: Mapping[str, Mapping[str, Any]], defaults: Mapping[str, Any]) -> str:
     """Text of docs/verify.md, with the role's defaults as the limits."""
     rows = [
@@ -75,7 +91,7 @@ def page(findings: Mapping[str, Mapping[str, Any]], defaults: Mapping[str, Any])
     for phase, (title, text) in PHASES.items():
         parts.append(f"## {title}\n\n{text}")
         parts += [_entry(name, entry, defaults) for name, entry in findings.items() if entry["phase"] == phase]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, TAIL])
 
 
 def _override(entry: Mapping[str, Any]) -> str:
