@@ -75,6 +75,7 @@ def environment(venv: str | None = None) -> dict[str, str]:
         "PATH": f"{programs}:{os.environ.get('PATH', '')}",
         "ANSIBLE_CONFIG": os.path.join(system.REPOSITORY, "ansible.cfg"),
         "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_FORCE_COLOR": "0",  # molecule asks for colours, which would stand in the way of comparing texts
     }
 
 
