@@ -25,7 +25,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "plugins/module_utils"))
 
-from ds4 import fetch, fetch_unit, wanted  # noqa: E402  (needs the path above)
+from ds4 import fetch, fetch_state, fetch_unit, wanted  # noqa: E402  (needs the path above)
 from ds4.errors import Ds4Error  # noqa: E402
 from ds4.files import human_bytes, is_ours, mark  # noqa: E402
 from ds4.pin import generation_files, resolve_pin  # noqa: E402
@@ -133,7 +133,7 @@ def pack_weights(
     (folder / "SHA256SUMS").write_text("".join(known), encoding="ascii")
     urls = [f"{url}\n" for item in plan.files for url in item.sources]
     (folder / "addresses.txt").write_text("".join(urls), encoding="utf-8")
-    return fetch.run(plan, fetch.Secrets.of(plan)) if bring else 0
+    return fetch.run(plan, fetch_state.Secrets.of(plan)) if bring else 0
 
 
 def pack_packages(folder: Path, names: Sequence[str]) -> None:

@@ -87,19 +87,28 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
-from ansible.module_utils.ds4 import questions, rooms
 from ansible.module_utils.ds4.errors import Ds4Error
 
-QUESTIONS: dict[str, tuple[dict[str, dict[str, Any]], Callable[[dict[str, Any]], dict[str, Any]]]] = {
-    "gpu": (questions.GPU_OPTIONS, questions.of_gpu),
-    "memory": (questions.MEMORY_OPTIONS, questions.of_memory),
-    "host": (questions.HOST_OPTIONS, questions.of_host),
-}
-ROOMS: dict[str, tuple[dict[str, dict[str, Any]], Callable[[dict[str, Any]], dict[str, Any] | None]]] = {
-    "base": (rooms.BASE_OPTIONS, rooms.settled_base),
-    "build": (rooms.BUILD_OPTIONS, rooms.settled_build),
-    "weights": (rooms.WEIGHTS_OPTIONS, rooms.settled_weights),
-}
+Door = tuple[dict[str, dict[str, Any]], Callable[[dict[str, Any]], Any]]  # options, and what answers
+QUESTIONS, ROOMS = ("gpu", "memory", "host"), ("base", "build", "weights")
+
+
+def doors(asked: set[str]) -> dict[str, Door]:
+    """Those of the wanted kinds: a module's imports are compiled at each call, so only what is asked for is imported."""
+    found: dict[str, Door] = {}
+    if not asked.isdisjoint(QUESTIONS):
+        from ansible.module_utils.ds4 import questions
+
+        found["gpu"] = (questions.GPU_OPTIONS, questions.of_gpu)
+        found["memory"] = (questions.MEMORY_OPTIONS, questions.of_memory)
+        found["host"] = (questions.HOST_OPTIONS, questions.of_host)
+    if not asked.isdisjoint(ROOMS):
+        from ansible.module_utils.ds4 import rooms
+
+        found["base"] = (rooms.BASE_OPTIONS, rooms.settled_base)
+        found["build"] = (rooms.BUILD_OPTIONS, rooms.settled_build)
+        found["weights"] = (rooms.WEIGHTS_OPTIONS, rooms.settled_weights)
+    return found
 
 
 def answered(question: Callable[[dict[str, Any]], dict[str, Any]], options: dict[str, Any]) -> dict[str, Any]:
@@ -124,17 +133,17 @@ def when_settled(
 
 def main() -> None:
     """Entry point."""
-    known = {**QUESTIONS, **ROOMS}
-    module = AnsibleModule(argument_spec={name: {"type": "dict"} for name in known}, supports_check_mode=True)
-    asked = {}
-    for name, given in module.params.items():
-        if given is not None:
-            valid = ArgumentSpecValidator(known[name][0]).validate(given)
-            if valid.error_messages:
-                module.fail_json(msg=f"{name}: {'; '.join(valid.error_messages)}")
-            asked[name] = valid.validated_parameters
-    answers = {name: answered(QUESTIONS[name][1], asked[name]) for name in QUESTIONS if name in asked}
-    settled = {name: found for name in ROOMS if name in asked and (found := when_settled(ROOMS[name][1], asked[name]))}
+    options = {name: {"type": "dict"} for name in (*QUESTIONS, *ROOMS)}
+    module = AnsibleModule(argument_spec=options, supports_check_mode=True)
+    asked = {name: given for name, given in module.params.items() if given is not None}
+    known = doors(set(asked))
+    for name, given in asked.items():
+        valid = ArgumentSpecValidator(known[name][0]).validate(given)
+        if valid.error_messages:
+            module.fail_json(msg=f"{name}: {'; '.join(valid.error_messages)}")
+        asked[name] = valid.validated_parameters
+    answers = {name: answered(known[name][1], asked[name]) for name in QUESTIONS if name in asked}
+    settled = {name: found for name in ROOMS if name in asked and (found := when_settled(known[name][1], asked[name]))}
     for found in settled.values():
         for warning in found.pop("warnings", []):
             module.warn(warning)

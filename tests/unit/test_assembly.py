@@ -17,6 +17,7 @@ import pytest
 from ds4 import assembly, journal
 from ds4.assembly import KIB, MIB, Assembled, Assembly, Limits, Valve
 from ds4.errors import Ds4Error
+from ds4.plan import segment_size
 from ds4.transfer import TransferError
 
 SIZE = 3 * MIB + 12345
@@ -133,7 +134,7 @@ def test_a_file_smaller_than_a_segment(part: Path) -> None:
     ],
 )
 def test_sizes_of_segments_and_requests(size: int, segment: int, asked: int) -> None:
-    assert assembly.segment_size(size) == segment
+    assert segment_size(size) == segment
     assert assembly.request_size(size, segment, 8) == asked
 
 

@@ -16,9 +16,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ds4 import fetch, records
+from ds4 import fetch, fetch_state, records
 from ds4.errors import Ds4Error
-from ds4.fetch import EXIT_AGAIN, EXIT_FINAL, Secrets, Status
+from ds4.fetch import EXIT_AGAIN
+from ds4.fetch_state import EXIT_FINAL, Secrets, Status
 from ds4.files import mark
 from ds4.plan import Plan, PlanFile
 
@@ -468,7 +469,7 @@ def test_a_follower_takes_over_from_a_dead_one(
     monkeypatch.setattr(fetch, "TICK_SECONDS", 0.02)
     plan = make("usb")
     Status(plan).write(0)
-    held = fetch.locked(plan.directory)
+    held = fetch_state.locked(plan.directory)
     assert held.__enter__()
     threading.Timer(0.1, held.__exit__, (None, None, None)).start()
     assert fetch.run(plan, Secrets()) == 0
@@ -485,7 +486,7 @@ def test_a_follower_says_how_it_ended(
     error = Ds4Error("it broke", found="x", required="y", cure="z").result()["error"]
     status.value.update(state="failed", error=error, again=again)
     status.write(0)
-    held = fetch.locked(plan.directory)
+    held = fetch_state.locked(plan.directory)
     assert held.__enter__()
     threading.Timer(0.1, held.__exit__, (None, None, None)).start()
     assert fetch.run(plan, Secrets()) == code
@@ -500,7 +501,7 @@ def test_status_is_told_on_a_full_disk(make: Make, monkeypatch: pytest.MonkeyPat
     def full(*_args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(fetch, "replace_text", full)
+    monkeypatch.setattr(fetch_state, "replace_text", full)
     status.value["state"] = "failed"
     status.write(0)
     assert json.loads(Path(plan.status_file).read_text())["state"] == "failed"
@@ -510,7 +511,7 @@ def test_status_is_never_written_through_a_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / f"status.new-{os.getpid()}").symlink_to(victim)
-    fetch.replace_text(str(tmp_path / "status"), "text")
+    fetch_state.replace_text(str(tmp_path / "status"), "text")
     assert victim.read_text() == "precious" and (tmp_path / "status").read_text() == "text"
 
 
@@ -530,7 +531,7 @@ def test_secret_files(tmp_path: Path, content: str | None, mode: int, said: str)
         path.write_text(content)
         path.chmod(mode)
     with pytest.raises(Ds4Error, match=said) as caught:
-        fetch.secret(str(path), "hf_token", "weights_token_file")
+        fetch_state.secret(str(path), "hf_token", "weights_token_file")
     assert "hf_token\n" not in str(caught.value)
 
 
@@ -538,11 +539,11 @@ def test_secret_from_systemd_comes_first(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "token"
     path.write_text("from file\nsecond line")
     path.chmod(0o600)
-    assert fetch.secret(str(path), "hf_token", "x") == "from file"
-    assert fetch.secret("", "hf_token", "x") == ""
+    assert fetch_state.secret(str(path), "hf_token", "x") == "from file"
+    assert fetch_state.secret("", "hf_token", "x") == ""
     (tmp_path / "hf_token").write_text("from systemd\n")
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
-    assert fetch.secret(str(path), "hf_token", "x") == "from systemd"
+    assert fetch_state.secret(str(path), "hf_token", "x") == "from systemd"
 
 
 def test_command_line(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

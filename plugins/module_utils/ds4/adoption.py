@@ -17,10 +17,9 @@ from typing import Any
 
 from . import gguf, records
 from .accounts import account, readable
-from .assembly import segment_size
 from .errors import Ds4Error
 from .files import fsync_directory, human_bytes, read_json, write_json
-from .plan import Plan, PlanFile
+from .plan import Plan, PlanFile, segment_size
 
 FICLONE = 0x40049409  # ioctl(2): share the blocks of another file (btrfs, xfs)
 

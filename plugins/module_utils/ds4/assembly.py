@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from . import gguf, journal
 from .errors import Ds4Error
+from .plan import segment_size
 from .transfer import AnyBody, Connections, Source, TransferError
 
 KIB, MIB = 1024, 1024 * 1024
@@ -33,14 +34,6 @@ FAR_BYTES = 1024 * MIB  # a guest does not keep pages so far ahead of the hasher
 REFUSALS = 3  # times that a source may begin with something else: a login page may pass, another file does not
 PROGRESS_BYTES = 64 * KIB  # so much resets the count of failures
 _STORAGE = {errno.ENOSPC: "the file system is full", errno.EDQUOT: "the quota is used up"}
-
-
-def segment_size(size: int) -> int:
-    """Bytes of a segment: what a crash can cost, from 128 KiB to 16 MiB, about a thousand per file."""
-    segment = 128 * KIB
-    while segment < 16 * MIB and size > segment * 1024:
-        segment *= 2
-    return segment
 
 
 def request_size(size: int, segment: int, connections: int) -> int:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from . import accounts, fetch
+from . import accounts, fetch_state
 from .command import run
 from .errors import Ds4Error
 from .files import MARKER_LINE, is_ours, mark, read_text, write_atomic, write_json
@@ -72,8 +72,8 @@ def unit_text(plan: Plan, layout: Layout, python: str, *, move: bool = False) ->
     credentials = [
         f"LoadCredential={exec_argument(f'{name}:{path}')}"
         for name, path in (
-            (fetch.TOKEN_CREDENTIAL, plan.token_file),
-            (fetch.PROXY_CREDENTIAL, plan.proxy_credentials_file),
+            (fetch_state.TOKEN_CREDENTIAL, plan.token_file),
+            (fetch_state.PROXY_CREDENTIAL, plan.proxy_credentials_file),
         )
         if path
     ]
@@ -113,7 +113,7 @@ def unit_text(plan: Plan, layout: Layout, python: str, *, move: bool = False) ->
         "ExecStart=" + exec_line([python, "-m", "ds4.fetch", "--plan", layout.plan, "run"]),
         "Restart=on-failure",
         "RestartSec=5",
-        f"RestartPreventExitStatus={fetch.EXIT_FINAL}",
+        f"RestartPreventExitStatus={fetch_state.EXIT_FINAL}",
         "TimeoutStartSec=infinity",
         "TimeoutStopSec=30",
         "Nice=10",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         errors,
         exchange,
         fetch,
+        fetch_state,
         fetch_unit,
         files,
         findings,

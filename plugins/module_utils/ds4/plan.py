@@ -239,3 +239,11 @@ def source_urls(sources: Sequence[str], repo: str, revision: str, file: str) -> 
         else:
             urls.append(f"{text}/{quoted['repo']}/resolve/{quoted['revision']}/{quoted['file']}")
     return list(dict.fromkeys(urls))
+
+
+def segment_size(size: int) -> int:
+    """Bytes of a segment: what a crash can cost, from 128 KiB to 16 MiB, about a thousand per file."""
+    segment = 128 * 1024
+    while segment < 16 * 1024**2 and size > segment * 1024:
+        segment *= 2
+    return segment

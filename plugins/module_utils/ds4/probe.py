@@ -8,15 +8,17 @@ Anthropic messages; /metrics in Prometheus text).
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .files import read_json, write_json
+
+if TYPE_CHECKING:
+    import http.client
 
 _LONGEST_ANSWER = 4 << 20  # bytes; a smoke question never needs more
 _EVIDENCE_TEXT = 4000  # characters kept of an answer
@@ -53,6 +55,8 @@ def reach(host: str) -> str:
 
 def request(host: str, port: int, path: str, body: Any = None, *, timeout_seconds: float) -> Answer:
     """One HTTP request straight to ``host``: no proxy variable is ever looked at. Never raises for a bad server."""
+    import http.client  # many import this part who ask nothing, and a module's imports are compiled at each call
+
     start = time.monotonic()
     connection = http.client.HTTPConnection(reach(host), port, timeout=timeout_seconds)
     headers = {"Accept": "application/json, text/event-stream, text/plain", "Connection": "close"}

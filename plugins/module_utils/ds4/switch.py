@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from . import deployment as store
-from . import exchange, foreign, gate, probe, weights
+from . import foreign, gate, probe
 from .command import Ran, run
 from .deployment import Layout
 from .errors import Ds4Error
@@ -114,10 +114,14 @@ class Machine:
 
     def coming(self) -> frozenset[str]:
         """Weights (sha256) that staging left to this switch, because they fit only once the old ones are gone."""
+        from . import exchange  # a deployment is staged without it, and a module's imports are compiled at each call
+
         return exchange.coming(os.path.join(self._weights_state, "plan.json"), self._weights_state)
 
     def exchange(self, seconds: float) -> str:
         """Delete the old weights as planned, then fetch the new ones."""
+        from . import weights
+
         return weights.make_exchange(os.path.join(self._weights_state, "plan.json"), self._weights_state, seconds)
 
     @property

@@ -9,12 +9,12 @@ import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from . import accounts, adoption, assembly, journal, policies, records, space
+from . import accounts, adoption, journal, policies, records, space
 from .errors import Ds4Error
 from .fetch_unit import Layout
 from .files import existing_parent, read_json
 from .host import ds4_processes
-from .plan import Plan, PlanFile, errors, source_urls
+from .plan import Plan, PlanFile, errors, segment_size, source_urls
 from .plan import token_hosts as default_token_hosts
 
 ROOM = "weights"
@@ -222,7 +222,7 @@ def _shareable(path: str, directory: str, who: accounts.Account | None) -> bool:
 def _present(plan: Plan, item: PlanFile) -> int:
     """Bytes of a partial file that its journal vouches for."""
     size = item.bytes or 0
-    segment = plan.segment_bytes or assembly.segment_size(size)
+    segment = plan.segment_bytes or segment_size(size)
     loaded = journal.load(plan.part(item) + ".journal", journal.identity(item.sha256, size, segment))
     return sum(min(segment, size - number * segment) for number in loaded.segments)
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import adoption, exchange, fetch, fetch_unit, generations, guest, policies, records
+from . import adoption, exchange, fetch_state, fetch_unit, generations, guest, policies, records
 from .errors import Ds4Error
 from .fetch_unit import UNIT, Layout, Unit, unit_now
 from .files import FRESH_DISK, human_bytes, is_ours, read_json
@@ -54,7 +54,7 @@ def present(wanted: Wanted, python: str, *, check: bool, wait_seconds: float) ->
         report = exchange.report(wanted)
         summary = _summary_there(wanted, found, changes, report["old"])
         return Outcome("done", {"changed": bool(changes), **result_of(wanted, found), **report, **summary})
-    fetch.Secrets.of(wanted.plan)  # a file that is missing or open to others is better found now
+    fetch_state.Secrets.of(wanted.plan)  # a file that is missing or open to others is better found now
     tight = exchange.tight_rooms(wanted, found.needs)
     if (
         tight and found.doubtful and not check
@@ -250,10 +250,10 @@ def adopt(plan_path: str, state: str, move: bool) -> list[dict[str, str]]:
         raise Ds4Error(
             f"{os.path.dirname(plan.unfinished)} is a link", required="a folder", cure="remove it, then run site.yml"
         )
-    with fetch.locked(plan.directory) as mine:
+    with fetch_state.locked(plan.directory) as mine:
         if not mine:
             return []
-        status = fetch.Status(plan)
+        status = fetch_state.Status(plan)
         last = time.monotonic()
         left = plan.deadline_seconds and max(plan.deadline_seconds - status.elapsed(), 1.0)
         patience = guest.Patience(plan.memory_floor_kib, left, status.note)
@@ -265,7 +265,7 @@ def adopt(plan_path: str, state: str, move: bool) -> list[dict[str, str]]:
             if row["source"] != path:
                 row.update(state="verifying", source=path, bytes=os.stat(path).st_size, hashed=0)
             row["hashed"] += count
-            if time.monotonic() - last > fetch.TICK_SECONDS:
+            if time.monotonic() - last > fetch_state.TICK_SECONDS:
                 last = time.monotonic()
                 status.write(0)
 
@@ -311,12 +311,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m ds4.weights", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     adopting = commands.add_parser("adopt", help="share files that are on this host already (root)")
-    adopting.add_argument("--plan", default=fetch.DEFAULT_PLAN)
-    adopting.add_argument("--state", default=os.path.dirname(fetch.DEFAULT_PLAN))
+    adopting.add_argument("--plan", default=fetch_state.DEFAULT_PLAN)
+    adopting.add_argument("--state", default=os.path.dirname(fetch_state.DEFAULT_PLAN))
     adopting.add_argument("--move", action="store_true")
     exchanging = commands.add_parser("exchange", help="delete the old files as planned, then fetch; part of a switch")
-    exchanging.add_argument("--plan", default=fetch.DEFAULT_PLAN)
-    exchanging.add_argument("--state", default=os.path.dirname(fetch.DEFAULT_PLAN))
+    exchanging.add_argument("--plan", default=fetch_state.DEFAULT_PLAN)
+    exchanging.add_argument("--state", default=os.path.dirname(fetch_state.DEFAULT_PLAN))
     exchanging.add_argument("--wait-seconds", type=float, default=86400.0)
     options = parser.parse_args(argv)
     try:
