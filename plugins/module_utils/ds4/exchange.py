@@ -13,7 +13,7 @@ from .errors import Ds4Error
 from .files import human_bytes, read_json, write_json
 from .host import ds4_processes
 from .plan import Plan, load
-from .wanted import ROOM, Look, Outcome, Wanted, result_of
+from .wanted import ROOM, Look, Outcome, Wanted, is_guest, result_of
 
 READ_WAIT_SECONDS = 900.0  # longest wait for memory while old files are read beside an engine
 
@@ -54,7 +54,7 @@ def read_doubtful(wanted: Wanted, found: Look) -> None:
 def _patience(wanted: Wanted) -> guest.Patience:
     """For reading weights in this very process: step back, and wait for memory like the fetch does."""
     guest.step_back()
-    return guest.Patience(wanted.memory_floor_kib if ds4_processes() else 0, READ_WAIT_SECONDS)
+    return guest.Patience(wanted.memory_floor_kib if is_guest(wanted, ds4_processes()) else 0, READ_WAIT_SECONDS)
 
 
 def old_files(

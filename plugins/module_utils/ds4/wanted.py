@@ -227,6 +227,11 @@ def _present(plan: Plan, item: PlanFile) -> int:
     return sum(min(segment, size - number * segment) for number in loaded.segments)
 
 
+def is_guest(wanted: Wanted, engines: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether somebody has to be considered."""
+    return wanted.guest == "always" or (wanted.guest == "auto" and bool(engines))
+
+
 def complete(wanted: Wanted) -> Wanted:
     """Fill in what depends on the host now: a live engine, its files, the mount.
 
@@ -235,7 +240,7 @@ def complete(wanted: Wanted) -> Wanted:
     """
     plan = wanted.plan
     engines = ds4_processes()
-    guest = wanted.guest == "always" or (wanted.guest == "auto" and bool(engines))
+    guest = is_guest(wanted, engines)
     running = [path for engine in engines for path in engine["weights"]] if wanted.adopt_running else []
     plan = dataclasses.replace(
         plan,
