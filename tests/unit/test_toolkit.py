@@ -37,6 +37,11 @@ def test_nvcc_text() -> None:
     assert toolkit.parse_nvcc("gcc 13") == ("", "")
 
 
+def test_the_text_of_a_real_machine() -> None:
+    text = (Path(__file__).parent / "fixtures/toolkit/nvcc_h200.txt").read_text(encoding="utf-8")
+    assert toolkit.parse_nvcc(text) == ("13.0", "13.0.88")
+
+
 @pytest.mark.parametrize(
     ("older", "newer"), [("12.9", "12.10"), ("9.2", "13.0"), ("cuda-9.9", "cuda-13"), ("13.0", "13.0.88")]
 )
