@@ -10,8 +10,10 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -109,6 +111,21 @@ def _options(
     for option, value in (("--limit", limit), ("--tags", tags), ("--skip-tags", skip_tags)):
         found += [option, value] if value else []
     return found + (["--check"] if check else []) + (["--diff"] if diff else [])
+
+
+def timed(lab: Lab, playbook: str, **more: Any) -> float:
+    """Seconds of ``ansible-playbook …`` as an operator runs it; ``more`` as for :func:`command`.
+
+    Raises:
+        SystemExit: it failed; with what it printed.
+    """
+    begun = time.monotonic()
+    argv = command(lab, playbook, **more)
+    everything = {**os.environ, **environment()}
+    ran = subprocess.run(argv, cwd=system.REPOSITORY, env=everything, capture_output=True, text=True, check=False)
+    if ran.returncode != 0:
+        raise SystemExit(ran.stdout + ran.stderr)
+    return time.monotonic() - begun
 
 
 def play(
