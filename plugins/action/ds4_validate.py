@@ -22,6 +22,12 @@ PYTHON_MINIMUM = (3, 11)
 # What only a later part of the run knows: results, and what roles offer.
 LATER = re.compile(r"\w+_(?:result|arguments|look)\b|host_verify_\w+|smoke_test_\w+")
 
+# What Ansible itself sets for each host or task.
+OF_ANSIBLE = frozenset(
+    ("_task", "environment", "group_names", "groups", "hostvars", "inventory_dir", "inventory_file", "inventory_hostname", "inventory_hostname_short",
+     "omit", "play_hosts", "playbook_dir", "role_names", "vars")
+)  # fmt: skip
+
 
 class ActionModule(ActionBase):
     """Controller-only; needs no connection.
@@ -42,6 +48,9 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = task_vars or {}
+        judged = _alike(variables)
+        if judged:
+            return {**result, "changed": False, "msg": f"As {judged}, whose inputs are judged."}
         findings = _controller_findings()
         if not findings:  # with an unsupported core the rest would only add noise
             specs = {"ds4": dict(variables["ds4_variables"]), **_read_specs(Path(self._task.args["roles_path"]))}
@@ -122,6 +131,17 @@ class ActionModule(ActionBase):
                 f"Variable {name} is {value:g}; required: {wanted}, since {bound['why']}. Cure: correct it."
             )
         return findings
+
+
+def _alike(variables: dict[str, Any]) -> str:
+    """The first host of the play, when this one has the same variables; a play that fails there ends for all (validate.yml)."""
+    hosts = variables.get("ansible_play_hosts_all") or []
+    if not hosts or hosts[0] == variables.get("inventory_hostname"):
+        return ""
+    first = variables["hostvars"].raw_get(hosts[0])
+    names = {name for name in {*variables, *first} if not name.startswith("ansible_")} - OF_ANSIBLE
+    alike = all(variables.get(name, OF_ANSIBLE) == first.get(name, OF_ANSIBLE) for name in names)
+    return str(hosts[0]) if alike else ""
 
 
 class _Resolver:

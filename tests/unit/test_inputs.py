@@ -91,3 +91,28 @@ def test_an_inventory_without_sparks_is_refused(tmp_path: Path, inventory: str) 
     ran = validate(tmp_path, {}, inventory)
     assert ran.returncode != 0
     assert "no host in a group named sparks" in ran.stdout + ran.stderr
+
+
+FLEET = "sparks: {hosts: {s1: %s, s2: %s, s3: {}}, vars: {ansible_host: 192.0.2.1, ansible_connection: ssh}}\n"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_host_with_a_wrong_input_ends_the_run_for_all(tmp_path: Path, number: int) -> None:
+    hosts = [{"ds4_release": "v0.6.5"}, {"ds4_release": "v0.6.5"}]
+    good = validate(tmp_path, {}, FLEET % tuple(map(json.dumps, hosts)))
+    assert good.returncode == 0, good.stdout + good.stderr
+    hosts[number]["weights_conections"] = "4"
+    ran = validate(tmp_path, {}, FLEET % tuple(map(json.dumps, hosts)))
+    assert ran.returncode != 0
+    assert f"s{number + 1}: 1 problem(s) in what was asked for; nothing was touched." in ran.stdout
+    assert "Resolve once" in good.stdout
+    assert "Resolve once" not in ran.stdout
+
+
+def test_what_all_hosts_share_is_judged_once(tmp_path: Path) -> None:
+    shared = "{hosts: {s1: {}, s2: {}}, vars: {ansible_host: 192.0.2.1, ansible_connection: ssh, serving_mode_target: headless}}"
+    ran = validate(tmp_path, {}, f"sparks: {shared}\n")
+    assert ran.returncode != 0
+    assert "s1: 1 problem(s)" in ran.stdout
+    assert "s2: " not in ran.stdout.replace("ok: [s2]", ""), ran.stdout
+    assert "Resolve once" not in ran.stdout
