@@ -264,6 +264,17 @@ def test_a_reboot_in_the_middle_is_resolved_at_boot(
     assert not served.exists("/var/lib/ds4/state/transactions/open")
 
 
+def test_a_reboot_that_brings_the_old_release_up_again_does_not_pass_for_the_new_one(served: Host) -> None:
+    """Between the stop and the new unit the boot starts the old one: it is stopped again, and the new one is proven."""
+    faults(served, OLD, hold_memory_seconds=10)
+    controller = start_play(served, ds4_release=NEW)
+    until(lambda: has_step(served, "memory"), "the old engine has ended", 240)
+    served.reboot()
+    kill_play(served, controller)
+    until(lambda: bool(record(served)["outcome"]), "the transaction is finished at boot", 90)
+    assert (record(served)["outcome"], serving(served), engines(served)) == ("proven", NEW, 1)
+
+
 def test_a_reboot_during_a_first_installation_is_finished_at_boot(served: Host) -> None:
     """Nothing is enabled yet, so nothing but the switch itself starts the service again."""
     served.run("systemctl disable --now ds4; rm -f /var/lib/ds4/state/deployments.json")
