@@ -305,8 +305,8 @@ def test_a_probe_that_never_ends_is_bounded_and_told(borrowed: Host) -> None:
         result = verify(borrowed.lab, host_verify_timeout_seconds=3)
         assert findings(result, borrowed.name) == ["probe"]
         text = result.failed(borrowed.name)[-1]
-        assert "could not be looked at (host)" in text
-        assert "Timed out after 9 second(s)" in text and "raise host_verify_timeout_seconds" in text
+        assert "could not be looked at (gpu, memory, host)" in text
+        assert "Timed out after 15 second(s)" in text and "raise host_verify_timeout_seconds" in text
     finally:
         borrowed.run("echo >/etc/dgx-release; mv /etc/dgx-release.there /etc/dgx-release")
 
@@ -345,12 +345,14 @@ def test_sudo_with_a_password(sparks: Callable[..., list[Host]]) -> None:
 BOGUS_PYTHON = "#!/bin/sh\necho 'this is no python' >&2\nexit 3\n"
 
 
-def hardened(sparks: Callable[..., list[Host]], **options: Any) -> Host:
-    """A host without acl where other pythons come first on PATH, in an inventory that names no interpreter."""
+def hardened(sparks: Callable[..., list[Host]], *folders: str, **options: Any) -> Host:
+    """A host without acl where other pythons come first on PATH (of pyenv, and in ``folders``), in an inventory that names no
+    interpreter.
+    """
     (host,) = sparks(1, without=["acl"], **options)
     for name in ("python3", "python3.14", "python3.13", "python3.12", "python3.11", "python"):
-        host.put(f"/usr/local/bin/{name}", BOGUS_PYTHON, 0o755)
-        host.put(f"/home/spark/.pyenv/shims/{name}", BOGUS_PYTHON, 0o755)
+        for folder in ("/home/spark/.pyenv/shims", *folders):
+            host.put(f"{folder}/{name}", BOGUS_PYTHON, 0o755)
     host.put("/home/spark/.bashrc", "export PATH=$HOME/.pyenv/shims:$PATH\n")
     path = Path(host.lab.inventory, "hosts.yml")
     inventory = yaml.safe_load(path.read_text())
@@ -364,21 +366,21 @@ def test_requiretty_no_acl_bogus_python_and_pyenv(
     sparks: Callable[..., list[Host]], pipelining: str, requiretty: bool
 ) -> None:
     """Nothing special is needed of a host: the distribution's python3, sudo, sh."""
-    host = hardened(sparks, requiretty=requiretty)
+    host = hardened(sparks, "/usr/local/bin", requiretty=requiretty)
     assert "this is no python" in host.run("python3 -V", user="spark", check=False).err
     result = harness.play(host.lab, tags="verify", env={"ANSIBLE_PIPELINING": pipelining}, extra_vars=REAL_GATE)
     assert sound(result, host.name)
-    assert result.task(host.name, "Look at the host")["python"]["executable"] == "/usr/bin/python3"
+    assert result.task(host.name, LOOK)["host"]["python"]["executable"] == "/usr/bin/python3"
 
 
 def test_everything_without_pipelining_and_acl_where_sudo_demands_a_terminal(sparks: Callable[..., list[Host]]) -> None:
-    """The whole way to a served Spark, and again without a change: packages, build, fetch, switch and smoke."""
+    """The whole way to a served Spark, and again without a change: build, fetch, switch and smoke."""
     host = hardened(sparks, requiretty=True)
     without = {"ANSIBLE_PIPELINING": "False"}
     first = harness.play(host.lab, env=without)
     assert first.rc == 0, first.text
     assert sound(first, host.name)
-    assert first.task(host.name, "Look at the host")["python"]["executable"] == "/usr/bin/python3"
+    assert first.task(host.name, LOOK)["host"]["python"]["executable"] == "/usr/bin/python3"
     assert "deepseek-v4-flash" in host.run(["curl", "-s", "http://127.0.0.1:8000/v1/models"]).out
     second = harness.play(host.lab, env=without)
     assert (second.rc, second.changed(host.name)) == (0, [])
