@@ -18,7 +18,6 @@ elif [ -n "${HOST:-}" ]; then
   user=${HOST%@*} address=${HOST##*@}
   {
     echo "sparks:"; echo "  hosts:"; echo "    \"$address\":"
-    echo "      ansible_python_interpreter: /usr/bin/python3"
     [ "$user" = "$HOST" ] || echo "      ansible_user: \"$user\""
   } >.cache/host.yml
   set -- "$@" -i .cache/host.yml

@@ -32,7 +32,7 @@ HEAD = """\
 <!-- Written by tools/gen_verify_docs.py from roles/host_verify/vars/main/findings.yml. Change that file, then `make docs`. -->
 # What is verified, and what each finding means
 
-Before anything is touched, three probes read every host in parallel and everything is judged at once: one message per host
+Before anything is touched, one look reads every host, all in parallel, and everything is judged at once: one message per host
 lists every problem with what was found, what is required and what cures it. Run only this part with
 
 ```

@@ -20,7 +20,8 @@ CORE_MINIMUM = (2, 19)
 CORE_BELOW = (2, 22)
 PYTHON_MINIMUM = (3, 11)
 # What only a later part of the run knows: results, and what roles offer.
-LATER = re.compile(r"\w+_(?:result|arguments|look)\b|host_verify_\w+|smoke_test_\w+")
+ROOMS = "agent_clients|cuda_build|engine_service|host_base|host_verify|serving_mode|smoke_test|weights"
+LATER = re.compile(rf"\b(?:{ROOMS})_(?:\w*result|arguments|look)\b|host_verify_\w+|smoke_test_\w+")
 
 # What Ansible itself sets for each host or task.
 OF_ANSIBLE = frozenset(
@@ -73,7 +74,7 @@ class ActionModule(ActionBase):
     def _unknown_names(self, specs: dict[str, dict[str, Any]], variables: dict[str, Any]) -> list[str]:
         """A misspelt variable would be silently ignored, so a name that begins like ours must be ours."""
         renamed: dict[str, str] = self._task.args.get("renamed") or {}
-        known = {option for spec in specs.values() for option in spec} | {f"{role}_result" for role in specs}
+        known = {option for spec in specs.values() for option in spec} | self._registered()
         for path in Path(self._task.args["group_vars_path"]).glob("*.yml"):
             known |= set(_load(path) or {})
         prefixes = re.compile(r"^(?:spark|" + "|".join(sorted(specs)) + r")_")
@@ -81,11 +82,16 @@ class ActionModule(ActionBase):
         for name in sorted(variables):
             if name in renamed:
                 findings.append(f"Variable {name} was renamed. Cure: write {renamed[name]} instead.")
-            elif prefixes.match(name) and name not in known and not _is_probe(name):
+            elif prefixes.match(name) and name not in known:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
                 hint = f"did you mean {near[0]}?" if near else "docs/variables.md lists all names."
                 findings.append(f"Variable {name} is not known. Cure: remove it or correct its name; {hint}")
         return findings
+
+    def _registered(self) -> set[str]:
+        """What tasks of ours register and set: still there when another playbook of ours follows in the same command."""
+        texts = [path.read_text(encoding="utf-8") for path in Path(self._task.args["roles_path"]).glob("*/tasks/*.yml")]
+        return {name for text in texts for name in re.findall(r"^ +register: (\w+)$", text, re.M)}
 
     def _role_variables(self) -> dict[str, Any]:
         """Defaults and constants of every role: what an operator wrote may refer to them, as it may inside the role."""
@@ -179,11 +185,6 @@ def _load(path: Path) -> Any:
     """A YAML file of ours, by the C loader where there is one: many of them are read for every host."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506, both are safe
-
-
-def _is_probe(name: str) -> bool:
-    """What the probes registered."""
-    return name == "host_verify_look"
 
 
 def _controller_findings() -> list[str]:

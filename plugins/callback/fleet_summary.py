@@ -30,6 +30,7 @@ options:
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -176,20 +177,23 @@ def command_again(argv: Sequence[str], hosts: Sequence[str]) -> str:
     """
     program = os.path.basename(argv[0])
     words = [program if shutil.which(program) == argv[0] else argv[0]]
-    option = ""  # whose value comes next
+    kind = ""  # of the option whose value comes next
     for word in argv[1:]:
-        name = option or next((form for form in (*_LIMIT, *_EXTRA) if word.startswith(form)), "")
-        value = word if option else word[len(name) :]
-        hidden = name in _EXTRA and masking.is_secret(value) and not value.startswith("@")
-        if name not in _LIMIT:
-            words.append(f"{'' if option else name}{masking.MASK}" if hidden else word)
-        option = name if word == name else ""
+        found = None if kind else _OPTION.match(word)
+        this = kind or (str(found.lastgroup) if found else "")
+        option, value = (word[: found.end()], word[found.end() :]) if found else ("", word)
+        kind = this if found and not value and not option.endswith("=") else ""
+        if this == "limit":
+            continue
+        hidden = this == "extra" and value and not value.startswith("@") and not _PLAIN.fullmatch(value)
+        words.append(f"{option}{masking.MASK}" if hidden else word)
     return shlex.join(words if list(hosts) == ["localhost"] else [*words, "--limit", ",".join(hosts)])
 
 
-# Longer forms first: `--limit=x` begins with `--limit` too.
-_LIMIT = ("--limit=", "--limit", "-l")
-_EXTRA = ("--extra-vars=", "--extra-vars", "-e")
+# Every way to write them: in full, cut short as argparse allows, and behind other letters.
+_OPTION = re.compile(r"(?P<extra>--ex[a-z-]*=?|-[bCDKkJv]*e)|(?P<limit>--lim[a-z]*=?|-[bCDKkJv]*l)")
+# What is repeated of extra variables: names of ours with values that are no secret whatever they are called.
+_PLAIN = re.compile(r"(?!\S*(?:token|secret|pass|pw|key|cred))\w+=(?:true|false|yes|no|\d+|v\d[\w.-]*)", re.I)
 
 
 def _replaces(new: str, old: str) -> bool:

@@ -96,9 +96,10 @@ options:
   environment:
     description:
       - Further environment variables for git and the compiler, for example C(https_proxy) or C(GIT_SSL_CAINFO).
-      - They are handed over in a file that only root reads.
+      - They are handed over in a file that only root reads, and logged nowhere.
     type: dict
     default: {}
+    no_log: true
   check_tag_always:
     description: Ask the server what the tag names even when the build is there.
     type: bool
@@ -196,12 +197,19 @@ from ansible.module_utils.ds4.errors import Ds4Error
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=rooms.BUILD_OPTIONS, supports_check_mode=True)
+    # The environment may hold secrets: nothing logs it, nor does the record of the call. Results hold none of it, and Ansible
+    # would hide every "1" in them that some variable is set to.
+    options = dict(module.params)
+    module.params["environment"] = None
+    module.no_log_values.clear()
     try:
-        result = rooms.have_build(module.params, module.check_mode)
+        result = rooms.have_build(options, module.check_mode)
     except RunningError as step:
         result = {"changed": True, "running": True, "step": str(step)}
     except Ds4Error as error:
         module.fail_json(**error.result(), ds4_summary={"room": rooms.BUILD, "state": "failed", "text": error.what})
+    for warning in result.pop("warnings", []):
+        module.warn(warning)
     module.exit_json(**result)
 
 

@@ -28,6 +28,7 @@ options:
   build:
     description: Options of C(ds4_build).
     type: dict
+    no_log: true
   weights:
     description: Options of C(ds4_weights).
     type: dict
@@ -127,15 +128,18 @@ def when_settled(
     """The room's result when it has nothing to do; what stands in its way is met again, and told, by its own task."""
     try:
         return room(options)
-    except Ds4Error:
+    except Exception:
         return None
 
 
 def main() -> None:
     """Entry point."""
-    options = {name: {"type": "dict"} for name in (*QUESTIONS, *ROOMS)}
+    options: dict[str, dict[str, Any]] = {name: {"type": "dict"} for name in (*QUESTIONS, *ROOMS)}
+    options["build"]["no_log"] = True
     module = AnsibleModule(argument_spec=options, supports_check_mode=True)
     asked = {name: given for name, given in module.params.items() if given is not None}
+    module.params["build"] = None  # its environment may hold secrets; see ds4_build
+    module.no_log_values.clear()
     known = doors(set(asked))
     for name, given in asked.items():
         valid = ArgumentSpecValidator(known[name][0]).validate(given)

@@ -418,7 +418,7 @@ def main() -> None:
         outcome = rooms.have_weights(module.params, module.check_mode)
     except Ds4Error as error:
         module.fail_json(ds4_summary={"room": ROOM, "state": "failed", "text": error.what}, **error.result())
-    for text in outcome.result.pop("warn", []):
+    for text in outcome.result.pop("warnings", []):
         module.warn(text)
     module.exit_json(state=outcome.state, **outcome.result)
 

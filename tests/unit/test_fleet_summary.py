@@ -54,6 +54,27 @@ def test_the_command_to_go_on(argv: str, hosts: list[str], again: str) -> None:
     assert summary.command_again(shlex.split(argv), hosts) == again
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "-e hub_token=hunter2",
+        "-ehub_token=hunter2",
+        "-be hub_token=hunter2",
+        "--extra-vars hub_token=hunter2",
+        "--extra-vars=hub_token=hunter2",
+        "--extra-var hub_token=hunter2",
+        "--extra api_tokens=hunter2",
+        "-e vault_pw=hunter2",
+        """-e '{"ds4_proxy_url": "http://me:hunter2@proxy"}'""",
+        "-e token=12345hunter2",
+    ],
+)
+def test_no_secret_is_repeated_however_it_was_given(words: str) -> None:
+    again = summary.command_again(shlex.split(f"ansible-playbook {words} site.yml"), ["a"])
+    assert "hunter2" not in again
+    assert again.endswith("site.yml --limit a")
+
+
 class Stats:
     def __init__(self, failed: Collection[str], lost: Collection[str]) -> None:
         self.failed, self.lost = failed, lost

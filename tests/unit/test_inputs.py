@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 HOST = "sparks: {hosts: {s1: {ansible_host: 192.0.2.1, ansible_connection: ssh}}, vars: %s}\n"  # unreachable on purpose
 
 
-def validate(tmp_path: Path, variables: dict[str, object], inventory: str = HOST) -> subprocess.CompletedProcess[str]:
+def validate(
+    tmp_path: Path, variables: dict[str, object], inventory: str = HOST, first: str = ""
+) -> subprocess.CompletedProcess[str]:
     (tmp_path / "inv.yml").write_text(
         inventory % json.dumps(variables) if "%s" in inventory else inventory, encoding="utf-8"
     )
@@ -25,7 +27,7 @@ def validate(tmp_path: Path, variables: dict[str, object], inventory: str = HOST
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     return subprocess.run(
-        ["ansible-playbook", "-i", str(tmp_path / "inv.yml"), str(ROOT / "validate.yml")],
+        ["ansible-playbook", "-i", str(tmp_path / "inv.yml"), *([first] if first else []), str(ROOT / "validate.yml")],
         cwd=tmp_path,  # not the repository: plugins are found through the links beside the playbook too
         env=environment,
         capture_output=True,
@@ -116,3 +118,12 @@ def test_what_all_hosts_share_is_judged_once(tmp_path: Path) -> None:
     assert "s1: 1 problem(s)" in ran.stdout
     assert "s2: " not in ran.stdout.replace("ok: [s2]", ""), ran.stdout
     assert "Resolve once" not in ran.stdout
+
+
+def test_what_an_earlier_playbook_of_the_same_command_registered_is_ours(tmp_path: Path) -> None:
+    play = tmp_path / "earlier.yml"
+    names = ["host_base_look", "weights_clean_result", "engine_service_switch_result", "engine_service_now"]
+    tasks = [{"name": f"Register {name}", "ansible.builtin.set_fact": {name: {}}} for name in names]
+    play.write_text(json.dumps([{"hosts": "sparks", "gather_facts": False, "tasks": tasks}]), encoding="utf-8")
+    ran = validate(tmp_path, {}, first=str(play))
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -50,7 +50,7 @@ BUILD_OPTIONS: dict[str, dict[str, Any]] = {
     "memory_floor_mib": {"type": "int", "required": True},
     "memory_per_job_mib": {"type": "int", "required": True},
     "timeout_seconds": {"type": "int", "required": True},
-    "environment": {"type": "dict", "default": {}},
+    "environment": {"type": "dict", "default": {}, "no_log": True},
     "check_tag_always": {"type": "bool", "default": False},
     "wait_seconds": {"type": "int", "default": 0},
     "following": {"type": "bool", "default": False},

@@ -130,7 +130,7 @@ def _ended(wanted: Wanted, unit: Unit, status: dict[str, Any], changed: bool) ->
         text = _fetched_text(status)
         summary = {"room": ROOM, "state": "changed", "text": text, "files": len(wanted.plan.files)}
         result = {"changed": changed, "status": status, **result_of(wanted, found, status), "ds4_summary": summary}
-        return Outcome("done", {**result, "warn": _unpinned(status)})
+        return Outcome("done", {**result, "warnings": _unpinned(status)})
     error = status.get("error")
     if status.get("state") == "failed" and isinstance(error, dict):
         raise Ds4Error(
