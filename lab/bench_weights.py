@@ -253,7 +253,7 @@ def set_up(mib: int) -> Iterator[Bench]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python3 -m lab.bench_weights", description=__doc__)
     parser.add_argument("--mib", type=int, default=1024, help="size of the file [%(default)s]")
-    parser.add_argument("--mbit", type=int, nargs="+", default=[400], help="rates of the link [%(default)s]")
+    parser.add_argument("--mbit", type=int, nargs="+", default=[400, 1000], help="rates of the link [%(default)s]")
     parser.add_argument("--rounds", type=int, default=2, help="runs per rate; the best counts [%(default)s]")
     parser.add_argument("--json", type=Path, default=ROOT / "artifacts/bench-weights.json", help="file [%(default)s]")
     options = parser.parse_args()

@@ -15,7 +15,7 @@ from lab.fetching import Fetcher, Finished
 from lab.hub import Hub, weights
 
 MIB = weights.MIB
-SIZES = {"base": 12 * MIB, "drafter": 3 * MIB, "mtp": 2 * MIB}
+SIZES = {"base": 12 * MIB, "drafter": 3 * MIB, "mtp": 64 * MIB}
 MEMORY_LIMIT_KIB = 64 * 1024
 WIRE_LIMIT = 1.2  # × size, wherever the transfer can be resumed
 
@@ -103,6 +103,16 @@ def base(tmp_path: Path, hub: Hub, manifest: dict[str, dict[str, dict[str, Any]]
 
     def make(**settings: Any) -> Fetcher:
         return Fetcher(tmp_path, hub, {"base": manifest["0731"]["base"]}, **settings)
+
+    return make
+
+
+@pytest.fixture
+def large(tmp_path: Path, hub: Hub, manifest: dict[str, dict[str, dict[str, Any]]]) -> Callable[..., Fetcher]:
+    """Makes a fetcher of a file so large that what a crash costs (0.2 s of work, begun segments) is small beside it."""
+
+    def make(folder: Path = tmp_path, **settings: Any) -> Fetcher:
+        return Fetcher(folder, hub, {"mtp": manifest["legacy"]["mtp"]}, **settings)
 
     return make
 

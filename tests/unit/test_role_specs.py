@@ -136,3 +136,13 @@ def test_no_role_reads_another_roles_variables(role: Path) -> None:
 def test_readme(role: Path) -> None:
     text = (role / "README.md").read_text()
     assert text.startswith(f"# {role.name}\n")
+
+
+def test_weights_come_by_the_fetcher_alone() -> None:
+    """A task that downloads would begin anew after every cut, and trust a file by its name."""
+    allowed = {"ds4_weights", "ds4_report", "ansible.builtin.import_tasks", "ansible.builtin.include_tasks"}
+    tasks = [
+        task for path in (ROLES[0].parent / "weights/tasks").glob("*.yml") for task in yaml.safe_load(path.read_text())
+    ]
+    words = {"name", "args", "become", "when", "register"}
+    assert {word for task in tasks for word in task} - words <= allowed
