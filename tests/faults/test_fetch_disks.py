@@ -53,7 +53,7 @@ def test_disk_fills_midway_and_a_later_start_goes_on(hub: Hub, tmp_path: Path, l
     while fetcher.wire_bytes() < 2 * MIB:
         assert running.ended(0.02) is None, running.text()
     filler = fill(disk, 3 * MIB)
-    filled = time.monotonic()
+    filled, before = time.monotonic(), fetcher.wire_bytes()  # filling takes its time on a busy machine
     finished = running.wait(30)
     judge(fetcher, finished)
     assert finished.rc == 2
@@ -63,7 +63,7 @@ def test_disk_fills_midway_and_a_later_start_goes_on(hub: Hub, tmp_path: Path, l
     assert error["evidence"]["missing_bytes"] > 0
     assert "bytes" in error["found"]
     moved = fetcher.wire_bytes()
-    assert moved < 8 * MIB
+    assert moved < before + 6 * MIB
     filler.unlink()
     hub.options(total_rate=0)
     finished = fetcher.run()
