@@ -452,7 +452,7 @@ def test_fewer_proven_deployments_than_active_and_way_back_are_refused(served: H
 
 
 def test_a_busy_host_is_left_alone_when_asked(served: Host) -> None:
-    faults(served, OLD, speed=0.02)
+    faults(served, OLD, speed=0.0005)  # the request outlasts the run
     before = pid(served)
     request = long_request(served)
     until(lambda: inflight(served), "a request is running", 20)
