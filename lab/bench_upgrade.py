@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from . import harness, system
 from .api import Host, Lab
 from .engine import releases
-from .served import record, serving, until
+from .served import answers, record, serving, until
 
 NAME = "bench"
 OLD, NEW = "v0.6.5", "v0.6.6"
@@ -41,6 +41,8 @@ User=ds4
 EnvironmentFile={environment}
 WorkingDirectory={folder}
 ExecStart={folder}/ds4-server {arguments}
+Restart=always
+RestartSec=1
 """
 
 
@@ -120,7 +122,7 @@ def main() -> int:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(make_plain, lab.hosts))
         for host in lab.hosts:
-            until(lambda host=host: restart_seconds(host, "plain-ds4") > 0, "the plain service answers", 120)  # type: ignore[misc]
+            until(lambda host=host: answers(host), f"the plain service of {host.name} answers", 120)  # type: ignore[misc]
         begun = time.monotonic()
         plain_down = [plain_upgrade(host, NEW) for host in lab.hosts]
         one_by_one = time.monotonic() - begun
