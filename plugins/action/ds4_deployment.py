@@ -9,6 +9,7 @@ from typing import Any
 
 import ansible.module_utils
 from ansible.errors import AnsibleConnectionFailure
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
 from ansible.utils.display import Display
@@ -18,6 +19,7 @@ _UTILS = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__)
 if _UTILS not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(_UTILS)
 
+from ansible.module_utils.ds4 import staging  # noqa: E402
 from ansible.module_utils.ds4.follow import follow  # noqa: E402
 
 display = Display()
@@ -29,7 +31,9 @@ class ActionModule(ActionBase):
 
     Arguments of the task:
         patience_seconds, limit_seconds: how long a host may be out of reach, and how long a switch is followed.
-        templates: where to put which rendered template of the role: ``{files: {name: template}, helpers: {name: template}}``.
+        refuse: what the engine would not accept, as text (str); the task fails with it, and nobody is asked.
+        standing: what ``ds4_look`` found to stand on the host. When that is what would be staged, nobody is asked again.
+        templates: where to put which rendered template of the role: ``{files: {name: template}, helpers: [name]}``.
             The lookup ``template`` would do the same at several times the cost: it copies all variables each time.
     """
 
@@ -41,14 +45,21 @@ class ActionModule(ActionBase):
         patience = float(arguments.pop("patience_seconds", 120))
         limit = float(arguments.pop("limit_seconds", 7200))
         templates = arguments.pop("templates", {})
+        standing = arguments.pop("standing", {})
+        refusal = arguments.pop("refuse", "")
+        if refusal:
+            row = {"room": staging.ROOM, "state": "failed", "text": "the engine would not accept its settings"}
+            return {**result, "failed": True, "msg": refusal, "ds4_summary": row}
         if templates:
             arguments["deployment"] = dict(arguments["deployment"])
             files = {name: self._render(template, task_vars) for name, template in templates["files"].items()}
             arguments["deployment"]["files"] = {**arguments["deployment"]["files"], **files}
-            arguments["helpers"] = {
-                name: self._render(template, task_vars) for name, template in templates["helpers"].items()
-            }
-        if arguments.get("state") not in ("active", "rolled_back"):
+            arguments["helpers"] = {name: self._render(f"{name}.j2", task_vars) for name in templates["helpers"]}
+        if arguments.get("state") == "staged" and standing:
+            there = self._as_it_stands(arguments, standing)
+            if there is not None:
+                return {**result, **there}
+        if arguments.get("state") not in ("active", "proven", "rolled_back"):
             return {**result, **self._call(arguments, task_vars)}
         host = (task_vars or {}).get("inventory_hostname", "")
         following, run_name = "", uuid.uuid4().hex
@@ -88,6 +99,16 @@ class ActionModule(ActionBase):
             summary = {"room": "engine_service", "state": "failed", "text": text}
             result.update(failed=True, msg=text, ds4_summary=summary)
         return result
+
+    def _as_it_stands(self, arguments: dict[str, Any], standing: dict[str, Any]) -> dict[str, Any] | None:
+        """The module's answer without a round trip, or None: the module finds out."""
+        warn = arguments.get("warn", [])
+        given = {name: value for name, value in arguments.items() if name in staging.OPTIONS}
+        valid = ArgumentSpecValidator(staging.OPTIONS).validate(given)
+        if valid.error_messages:
+            return None
+        there: dict[str, Any] | None = staging.stands(valid.validated_parameters, warn, standing)
+        return there
 
     def _render(self, template: str, task_vars: dict[str, Any] | None) -> str:
         path = self._find_needle("templates", template)

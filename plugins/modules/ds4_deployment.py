@@ -10,17 +10,17 @@ short_description: Stage, activate, roll back, prune and query deployments of th
 description:
   - A deployment is build + weights + settings + rendered files, immutable, named by a hash of what the process consumes.
   - O(state=staged) writes one beside whatever serves, in one round trip, and tells whether the host must be switched.
-  - O(state=active) and O(state=rolled_back) run the switch as a transaction of C(ds4-switch.service) on the host, which
+  - O(state=active), O(state=proven) and O(state=rolled_back) run the switch as a transaction of C(ds4-switch.service) on the host, which
     goes on without this module, and follow it. The action plugin of the same name follows it to its end.
 options:
   state:
     description:
-      - V(staged) writes the deployment in O(deployment). V(active) switches to O(id), and only succeeds once it
-        is proven; there is no state between them to ask for. V(rolled_back) switches to O(id), or
-        to the newest proven deployment that does not run. V(pruned) removes deployments and builds beyond O(keep).
+      - V(staged) writes the deployment in O(deployment). V(active) has O(id) serve; V(proven) also wants it to have passed its
+        questions on this host, and to start at boot. A switch that either of them needs only succeeds once it is proven.
+        V(rolled_back) switches to O(id), or to the newest proven deployment that does not run. V(pruned) removes deployments and builds beyond O(keep).
         V(absent) stops the service and removes units, links and lock. V(query) only tells.
     type: str
-    choices: [staged, active, rolled_back, pruned, absent, query]
+    choices: [staged, active, proven, rolled_back, pruned, absent, query]
     default: query
   layout:
     description: Where things are on the host.
@@ -197,9 +197,9 @@ EXAMPLES = r"""
     layout: "{{ __engine_service_layout }}"
   register: __engine_service_now
 
-- name: Switch to the staged deployment
+- name: Switch to the staged deployment, unless it serves and has passed its questions
   ds4_deployment:
-    state: active
+    state: proven
     layout: "{{ __engine_service_layout }}"
     id: "{{ engine_service_result.deployment.id }}"
   register: engine_service_switch_result
@@ -215,6 +215,7 @@ deployment:
     release: v0.6.5
     path: /opt/ds4/deployments/5f0c7ad1b2e3
     url: http://127.0.0.1:8000
+    serves: false
     needs_switch: true
     reasons: ["the process 4711 runs deployment 0a1b2c3d4e5f, wanted 5f0c7ad1b2e3"]
     current: 0a1b2c3d4e5f
@@ -230,7 +231,7 @@ transaction:
   type: dict
 running:
   description: The switch goes on; call again to follow it.
-  returned: state active or rolled_back
+  returned: state active, proven or rolled_back
   type: bool
   sample: false
 skipped_busy:
@@ -283,38 +284,18 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.ds4 import deployment as store
-from ansible.module_utils.ds4 import door, switch
-from ansible.module_utils.ds4.deployment import Layout, Wanted
+from ansible.module_utils.ds4 import door, staging, transaction
+from ansible.module_utils.ds4.deployment import Layout
 from ansible.module_utils.ds4.errors import Ds4Error
 from ansible.module_utils.ds4.service import Service
 
-LAYOUT = {name: {"type": "str", "required": True} for name in Layout._fields}
-DEPLOYMENT = {
-    "release": {"type": "str", "required": True},
-    "profile": {"type": "str", "default": "standard"},
-    "build": {"type": "dict", "required": True},
-    "weights": {"type": "dict", "required": True},
-    "args": {"type": "list", "elements": "str", "required": True},
-    "env": {"type": "dict", "required": True},
-    "files": {"type": "dict", "required": True},
-    "host": {"type": "str", "required": True},
-    "port": {"type": "int", "required": True},
-    "context": {"type": "int", "required": True},
-    "speculation": {"type": "bool", "default": False},
-    "user": {"type": "str", "required": True},
-    "memory_required_kib": {"type": "int", "required": True},
-}
 SPEC = {
     "state": {
         "type": "str",
-        "choices": ["staged", "active", "rolled_back", "pruned", "absent", "query"],
+        "choices": ["staged", "active", "proven", "rolled_back", "pruned", "absent", "query"],
         "default": "query",
     },
-    "layout": {"type": "dict", "required": True, "options": LAYOUT},
-    "deployment": {"type": "dict", "options": DEPLOYMENT, "no_log": True},
-    "device_groups": {"type": "list", "elements": "str", "default": []},
-    "policy": {"type": "dict", "default": {}},
-    "helpers": {"type": "dict", "default": {}},
+    **staging.OPTIONS,
     "warn": {"type": "list", "elements": "str", "default": []},
     "id": {"type": "str", "default": ""},
     "wanted": {"type": "dict", "default": {}},
@@ -332,52 +313,16 @@ SPEC = {
 
 
 def summary(state: str, text: str, **numbers: Any) -> dict[str, Any]:
-    return {"room": "engine_service", "state": state, "text": text, **numbers}
-
-
-def staged(module: AnsibleModule, layout: Layout, given: dict[str, Any]) -> dict[str, Any]:
-    params = module.params
-    given["env"] = {name: str(value) for name, value in given["env"].items()}
-    told, changed, result = door.stage(
-        Wanted(**given),
-        layout,
-        params["device_groups"],
-        params["policy"],
-        params["helpers"],
-        check=module.check_mode,
-    )
-    for text in params["warn"]:
-        module.warn(text)
-    if told["drop_ins"]:
-        module.warn(f"{layout.unit} has drop-ins that are not ours and stay: {', '.join(told['drop_ins'])}")
-    if told["needs_switch"]:
-        text = f"{told['release']} staged as {told['id']}; to switch: {told['reasons'][0]}"
-    else:
-        text = f"{told['release']} serves as {told['id']}"
-    state = ("planned" if module.check_mode else "changed") if changed else "ok"
-    diff = [
-        {
-            "before_header": f"active: {name}",
-            "after_header": f"{told['id']}: {name}",
-            "before": result.before[name],
-            "after": result.after[name],
-        }
-        for name in sorted(result.after)
-    ]
-    return {
-        "changed": bool(changed),
-        "changes": changed,
-        "deployment": told,
-        "wanted": store.shown(result.manifest, layout.manifest(layout.current_id())),
-        "diff": diff if changed else [],
-        "ds4_summary": summary(state, text),
-    }
+    return {"room": staging.ROOM, "state": state, "text": text, **numbers}
 
 
 def switched(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
     params = module.params
-    followed = switch.find_record(layout, params["transaction"]) if params["transaction"] else None
-    followed = followed or switch.record_of_run(layout, params["run"])  # the answer that named it may have been lost
+    served = params["state"] == "active"
+    followed = transaction.find_record(layout, params["transaction"]) if params["transaction"] else None
+    followed = followed or transaction.record_of_run(
+        layout, params["run"]
+    )  # the answer that named it may have been lost
     if followed is not None and params["state"] == "rolled_back":
         # Once it runs, the newest proven deployment that does not run is another one.
         manifest, reason = door.wanted_manifest(layout, followed.data["to"]), "rollback"
@@ -388,18 +333,19 @@ def switched(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
     else:
         manifest, reason = door.wanted_manifest(layout, params["id"]), "activate"
     if module.check_mode:
-        told = door.describe(layout, manifest)
-        text = f"would switch to {told['release']} ({told['id']})" if told["needs_switch"] else "serves already"
+        told = staging.describe(layout, manifest)
+        due = staging.takes_switch(told, served=served)
+        text = f"would switch to {told['release']} ({told['id']})" if due else "serves already"
         others, lost = door.would_adopt(layout, manifest) if params["adopt"] else ("", [])
         if others:
             text += f", taking over {others}"
         if lost:
             module.warn("The engine that would be taken over has settings that ours has not: " + ", ".join(lost))
         return {
-            "changed": told["needs_switch"],
+            "changed": due,
             "running": False,
             "deployment": told,
-            "ds4_summary": summary("planned" if told["needs_switch"] else "ok", text),
+            "ds4_summary": summary("planned" if due else "ok", text),
         }
     record = door.activate(
         layout,
@@ -409,8 +355,9 @@ def switched(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
         wait_seconds=params["wait_seconds"],
         seen=params["steps_seen"],
         transaction=params["transaction"],
+        served=served,
     )
-    told = door.describe(layout, manifest)
+    told = staging.describe(layout, manifest)
     if record is None:
         text = f"{told['release']} serves as {told['id']}"
         return {"changed": False, "running": False, "deployment": told, "ds4_summary": summary("ok", text)}
@@ -489,7 +436,7 @@ def taken_away(module: AnsibleModule, layout: Layout) -> dict[str, Any]:
 
 
 def queried(layout: Layout) -> dict[str, Any]:
-    last = switch.last_record(layout)
+    last = transaction.last_record(layout)
     now = door.serving(layout)
     result: dict[str, Any] = {
         "changed": False,
@@ -499,7 +446,7 @@ def queried(layout: Layout) -> dict[str, Any]:
     }
     manifest = layout.manifest(now["deployment"]) or layout.manifest(layout.current_id())
     if manifest:
-        result["deployment"] = door.describe(layout, manifest)
+        result["deployment"] = staging.describe(layout, manifest)
         result["manifest"] = store.shown(manifest)
         result["problems"] = store.problems(manifest)
     text = (
@@ -515,7 +462,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec=SPEC,
         supports_check_mode=True,
-        required_if=[("state", "staged", ["deployment"]), ("state", "active", ["id"])],
+        required_if=[("state", "staged", ["deployment"]), ("state", "active", ["id"]), ("state", "proven", ["id"])],
     )
     layout = Layout(**module.params["layout"])
     # The engine's environment may hold secrets, so the host's log gets none of it (no_log), nor does the record of the call. In
@@ -524,7 +471,9 @@ def main() -> None:
     module.no_log_values.clear()
     try:
         if module.params["state"] == "staged":
-            result = staged(module, layout, wanted)
+            result = staging.have_staged(
+                {**module.params, "deployment": wanted}, module.params["warn"], check=module.check_mode
+            )
         elif module.params["state"] == "pruned":
             result = pruned(module, layout)
         elif module.params["state"] == "absent":
@@ -535,6 +484,8 @@ def main() -> None:
             result = switched(module, layout)
     except Ds4Error as error:
         module.fail_json(**error.result(), ds4_summary=summary("failed", error.what))
+    for text in result.pop("warnings", []):
+        module.warn(text)
     module.exit_json(**result)
 
 

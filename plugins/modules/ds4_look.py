@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Door into ds4.questions and ds4.rooms for several questions at once."""
+"""Door into ds4.questions, ds4.rooms and ds4.staging for several questions at once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ description:
   - On a fleet a round trip costs more than most answers. This module answers together what C(spark_gpu_info),
     C(spark_memory_info) and C(spark_host_info) answer alone.
   - It also asks the rooms of staging what they would change. A room with nothing to do is I(settled); its task need not run.
+  - And what deployment stands there, for the action plugin of C(ds4_deployment) to compare with what it would stage.
   - A question that cannot be answered says so in its own answer; the others still speak.
 options:
   gpu:
@@ -31,6 +32,9 @@ options:
     no_log: true
   weights:
     description: Options of C(ds4_weights).
+    type: dict
+  deployment:
+    description: C(layout) and C(device_groups) as for C(ds4_deployment), and the names of its C(helpers).
     type: dict
 attributes:
   check_mode:
@@ -76,6 +80,10 @@ settled:
   description: Results of C(base), C(build) and C(weights), of those alone that have nothing to do.
   returned: always
   type: dict
+standing:
+  description: The deployment that serves, with a fingerprint of all its texts; empty when it needs a hand in any case.
+  returned: O(deployment)
+  type: dict
 ds4_summaries:
   description: Lines for the table at the end, of the settled rooms.
   returned: always
@@ -91,7 +99,7 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.ds4.errors import Ds4Error
 
 Door = tuple[dict[str, dict[str, Any]], Callable[[dict[str, Any]], Any]]  # options, and what answers
-QUESTIONS, ROOMS = ("gpu", "memory", "host"), ("base", "build", "weights")
+QUESTIONS, ROOMS, DEPLOYMENT = ("gpu", "memory", "host"), ("base", "build", "weights"), "deployment"
 
 
 def doors(asked: set[str]) -> dict[str, Door]:
@@ -109,6 +117,10 @@ def doors(asked: set[str]) -> dict[str, Door]:
         found["base"] = (rooms.BASE_OPTIONS, rooms.settled_base)
         found["build"] = (rooms.BUILD_OPTIONS, rooms.settled_build)
         found["weights"] = (rooms.WEIGHTS_OPTIONS, rooms.settled_weights)
+    if DEPLOYMENT in asked:
+        from ansible.module_utils.ds4 import staging
+
+        found[DEPLOYMENT] = (staging.STANDING_OPTIONS, staging.standing)
     return found
 
 
@@ -134,7 +146,7 @@ def when_settled(
 
 def main() -> None:
     """Entry point."""
-    options: dict[str, dict[str, Any]] = {name: {"type": "dict"} for name in (*QUESTIONS, *ROOMS)}
+    options: dict[str, dict[str, Any]] = {name: {"type": "dict"} for name in (*QUESTIONS, *ROOMS, DEPLOYMENT)}
     options["build"]["no_log"] = True
     module = AnsibleModule(argument_spec=options, supports_check_mode=True)
     asked = {name: given for name, given in module.params.items() if given is not None}
@@ -148,6 +160,8 @@ def main() -> None:
         asked[name] = valid.validated_parameters
     answers = {name: answered(known[name][1], asked[name]) for name in QUESTIONS if name in asked}
     settled = {name: found for name in ROOMS if name in asked and (found := when_settled(known[name][1], asked[name]))}
+    if DEPLOYMENT in asked:
+        answers["standing"] = when_settled(known[DEPLOYMENT][1], asked[DEPLOYMENT]) or {}
     for found in settled.values():
         for warning in found.pop("warnings", []):
             module.warn(warning)

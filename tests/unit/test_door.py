@@ -8,62 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ds4 import door
-from ds4.command import Ran
-from ds4.errors import Ds4Error
-from ds4.files import MARKER_LINE, write_json
-from ds4.service import Service, State, parse_show
+from ds4.files import write_json
+from ds4.service import parse_show
 
-HELPER = f"# {MARKER_LINE}\n[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"
 ADDRESS = {"host": "127.0.0.1", "port": 8000}
-
-
-class Systemd:
-    """Which units are enabled, and what was asked."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.enabled: set[str] = set()
-        self.told: list[list[str]] = []
-        monkeypatch.setattr(door, "run", self.run)
-        monkeypatch.setattr(Service, "state", lambda service: self.state(service.unit))
-
-    def run(self, argv: list[str], **options: object) -> Ran:
-        self.told.append(argv)
-        if argv[1] == "enable":
-            self.enabled.add(argv[2])
-        return Ran(0, "", "")
-
-    def state(self, unit: str) -> State:
-        return parse_show(f"UnitFileState={'enabled' if unit in self.enabled else 'disabled'}\n")
-
-
-@pytest.fixture
-def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Systemd:
-    monkeypatch.setattr(door, "UNITS", str(tmp_path))
-    return Systemd(monkeypatch)
-
-
-def test_a_helper_is_written_and_enabled_once(systemd: Systemd) -> None:
-    assert door.install_helpers({"ds4-switch.service": HELPER}, check=True) == ["ds4-switch.service"]
-    assert systemd.told == []
-    assert door.install_helpers({"ds4-switch.service": HELPER}) == ["ds4-switch.service"]
-    assert systemd.enabled == {"ds4-switch.service"}
-    assert door.install_helpers({"ds4-switch.service": HELPER}) == []
-
-
-def test_a_helper_that_was_written_but_not_enabled_is_enabled(systemd: Systemd, tmp_path: Path) -> None:
-    (tmp_path / "ds4-switch.service").write_text(HELPER, encoding="utf-8")
-    assert door.install_helpers({"ds4-switch.service": HELPER}) == ["ds4-switch.service"]
-    assert systemd.enabled == {"ds4-switch.service"}
-
-
-def test_a_helper_of_somebody_else_stays(systemd: Systemd, tmp_path: Path) -> None:
-    (tmp_path / "ds4-switch.service").write_text("[Service]\n", encoding="utf-8")
-    with pytest.raises(Ds4Error, match="is not ours"):
-        door.install_helpers({"ds4-switch.service": HELPER})
-
-
-# ------------------------------------------------------------------------------------------------------------ module
 
 
 def test_a_rollback_whose_first_answer_was_lost_follows_what_it_began(
@@ -93,8 +41,8 @@ def test_a_rollback_whose_first_answer_was_lost_follows_what_it_began(
     monkeypatch.setattr(loaded.store, "problems", lambda manifest: [])
     monkeypatch.setattr(loaded.store, "drift", lambda manifest, layout, state: [])
     monkeypatch.setattr(loaded.Service, "state", lambda service: parse_show(""))
-    record = loaded.switch.request(layout, old["id"], {"run": "mine"}, "rollback")
-    loaded.switch.close(layout, record, outcome="proven", serving=old["id"])
+    record = loaded.transaction.request(layout, old["id"], {"run": "mine"}, "rollback")
+    loaded.transaction.close(layout, record, outcome="proven", serving=old["id"])
     asked = {
         "state": "rolled_back",
         "id": "",

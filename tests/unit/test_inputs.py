@@ -56,11 +56,12 @@ def test_everything_wrong_is_told_at_once_with_cures(tmp_path: Path) -> None:
             "ds4_max_fail_percentage": 101,
             "weights_old_generation": "remove_before_fetch",
             "weights_fetch": False,
+            "smoke_test_questions": [{"name": "any", "api": "chat", "prompt": "Hello"}],
         },
     )
     text = ran.stdout + ran.stderr
     assert ran.returncode != 0
-    assert "9 problem(s)" in text, text
+    assert "10 problem(s)" in text, text
     for said in (
         "is pinned to",
         "did you mean weights_connections?",
@@ -71,6 +72,7 @@ def test_everything_wrong_is_told_at_once_with_cures(tmp_path: Path) -> None:
         "ds4_max_fail_percentage is 101; required: 0 to 100",
         "remove_before_fetch deletes what a rollback would start",
         "remove_before_fetch contradicts weights_fetch: false",
+        "smoke_test_questions has 1 question(s), none with expect",
         "nothing was touched",
     ):
         assert said in text, said
@@ -122,8 +124,18 @@ def test_what_all_hosts_share_is_judged_once(tmp_path: Path) -> None:
 
 def test_what_an_earlier_playbook_of_the_same_command_registered_is_ours(tmp_path: Path) -> None:
     play = tmp_path / "earlier.yml"
-    names = ["host_base_look", "weights_clean_result", "engine_service_switch_result", "engine_service_now"]
+    names = ["host_verify_look", "weights_clean_result", "engine_service_switch_result", "engine_service_now"]
     tasks = [{"name": f"Register {name}", "ansible.builtin.set_fact": {name: {}}} for name in names]
     play.write_text(json.dumps([{"hosts": "sparks", "gather_facts": False, "tasks": tasks}]), encoding="utf-8")
     ran = validate(tmp_path, {}, first=str(play))
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_settings_that_the_engine_would_not_accept_end_staging_without_contact(tmp_path: Path) -> None:
+    play = tmp_path / "stage.yml"
+    task = {"name": "Stage", "ds4_deployment": {"state": "staged", "refuse": "s1: 1 problem(s) in the settings"}}
+    play.write_text(json.dumps([{"hosts": "sparks", "gather_facts": False, "tasks": [task]}]), encoding="utf-8")
+    ran = validate(tmp_path, {}, first=str(play))
+    assert ran.returncode != 0
+    assert "s1: 1 problem(s) in the settings" in ran.stdout
+    assert "UNREACHABLE" not in ran.stdout

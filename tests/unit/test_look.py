@@ -21,6 +21,7 @@ _SPEC.loader.exec_module(door)
 
 BUILD = {
     "release": "v0.6.5",
+    "commit": "a" * 40,
     "builds_dir": "/b",
     "state_dir": "/s",
     "lib_dir": "/l",
@@ -84,6 +85,15 @@ def test_a_room_that_cannot_answer_is_left_to_its_own_task(monkeypatch: pytest.M
     assert found["ds4_summaries"] == [{"room": "cuda_build"}]
     assert warned == ["mind this"]
     assert "hunter2" not in str(found), "the environment of a build may hold secrets"
+
+
+@pytest.mark.parametrize("asked", [{"check_tag_always": True}, {"commit": ""}])
+def test_a_build_for_which_a_server_must_be_asked_is_left_to_its_own_task(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    """A slow server must not make the look at a healthy host too slow."""
+    monkeypatch.setattr(rooms, "have_build", lambda options, check: pytest.fail("it would ask"))
+    assert look(monkeypatch, build={**BUILD, "state_dir": str(tmp_path), **asked})["settled"] == {}
 
 
 def test_a_room_with_something_to_do_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:

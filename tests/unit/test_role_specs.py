@@ -142,7 +142,9 @@ def test_weights_come_by_the_fetcher_alone() -> None:
     """A task that downloads would begin anew after every cut, and trust a file by its name."""
     allowed = {"ds4_weights", "ds4_report", "ansible.builtin.import_tasks", "ansible.builtin.include_tasks"}
     tasks = [
-        task for path in (ROLES[0].parent / "weights/tasks").glob("*.yml") for task in yaml.safe_load(path.read_text())
+        task
+        for path in (ROLES[0].parent / "weights/tasks").glob("*.yml")
+        for task in yaml.safe_load(path.read_text()) or []
     ]
     words = {"name", "args", "become", "when", "register"}
     assert {word for task in tasks for word in task} - words <= allowed

@@ -15,13 +15,14 @@ import jsonschema
 import pytest
 
 from ds4 import deployment as store
-from ds4 import probe, switch
+from ds4 import probe, switch, transaction
 from ds4.command import Ran
 from ds4.deployment import Layout
 from ds4.errors import Ds4Error
 from ds4.files import write_json
 from ds4.service import State
-from ds4.switch import Record, Switch
+from ds4.switch import Switch
+from ds4.transaction import Record
 
 SCHEMA = json.loads(
     (Path(__file__).resolve().parents[2] / "docs/schemas/transaction.schema.json").read_text(encoding="utf-8")
@@ -365,13 +366,13 @@ def machine(layout: Layout) -> FakeMachine:
 
 def run(machine: FakeMachine, *, to: str = NEW, **options: Any) -> Record:
     """Request a switch and run it to its end."""
-    record = switch.request(machine.layout, to, options, "test", now=1.8e9 + machine.actions)
+    record = transaction.request(machine.layout, to, options, "test", now=1.8e9 + machine.actions)
     Switch(machine.layout, POLICY, record, machine, lambda line: None).run()
     found = Record.load(record.path)
     assert found is not None
     assert found.closed
     jsonschema.validate(found.data, SCHEMA)
-    assert switch.open_record(machine.layout) is None
+    assert transaction.open_record(machine.layout) is None
     assert machine.most_engines <= 1, "two engines at once"
     return found
 
@@ -539,12 +540,12 @@ def test_an_exchange_of_weights_is_taken_up_wherever_it_was_killed(layout: Layou
         store.record_proven(layout, manifest(OLD, "v0.6.4"), None)
         machine = FakeMachine(layout)
         machine.absent, machine.kill_at = {NEW}, point
-        switch.request(layout, NEW, {}, "test")
+        transaction.request(layout, NEW, {}, "test")
         killed = not one_run(machine, layout)
         if killed and how == "reboot":
             machine.reboot()
         assert not killed or one_run(machine, layout)
-        record = switch.last_record(layout)
+        record = transaction.last_record(layout)
         assert record is not None
         assert record.data["outcome"] in {"proven", "refused"}
         assert machine.running() == (NEW if record.data["outcome"] == "proven" else OLD)
@@ -668,14 +669,14 @@ def test_an_older_engine_that_comes_back_is_not_judged_by_what_it_never_had(occu
 
 def test_a_reboot_before_the_stop_tells_whether_the_foreign_engine_runs(occupied: FakeMachine) -> None:
     occupied.kill_at = 1
-    switch.request(occupied.layout, NEW, {"adopt": True}, "test")
+    transaction.request(occupied.layout, NEW, {"adopt": True}, "test")
     assert not one_run(occupied, occupied.layout)
-    record = switch.last_record(occupied.layout)
+    record = transaction.last_record(occupied.layout)
     assert record is not None
     record.update(stopped_at=None)
     occupied.reboot()
     assert one_run(occupied, occupied.layout)
-    record = switch.last_record(occupied.layout)
+    record = transaction.last_record(occupied.layout)
     assert record is not None
     assert (record.data["outcome"], record.data["serving"]) == ("refused", "")
 
@@ -692,7 +693,7 @@ def test_a_failed_adoption_whose_process_does_not_come_back_says_so(occupied: Fa
 
 def one_run(machine: FakeMachine, layout: Layout) -> bool:
     """One life of the runner; False when it was killed."""
-    record = switch.open_record(layout)
+    record = transaction.open_record(layout)
     assert record is not None
     try:
         Switch(layout, POLICY, record, machine, lambda line: None).run()
@@ -725,14 +726,14 @@ def test_killed_at_every_point_it_ends_with_one_engine_or_an_honest_stop(
         if fault:
             getattr(machine, fault).add(NEW)
         machine.kill_at = point
-        switch.request(layout, NEW, {"adopt": True}, "test")
+        transaction.request(layout, NEW, {"adopt": True}, "test")
         killed = not one_run(machine, layout)
         if killed:
             machine.boots_late = how == "late boot"
             if how != "crash":
                 machine.reboot()
             assert one_run(machine, layout), "it is killed once only"
-        record = switch.last_record(layout)
+        record = transaction.last_record(layout)
         assert record is not None
         assert record.closed
         jsonschema.validate(record.data, SCHEMA)
@@ -783,9 +784,9 @@ def test_random_histories_converge(layout: Layout) -> None:
                 entry.unlink()
         store.record_proven(layout, manifest(OLD, "v0.6.4"), None)
         machine = FakeMachine(layout)
-        switch.request(layout, NEW, {}, "test")
+        transaction.request(layout, NEW, {}, "test")
         for _life in range(dice.randint(1, 4)):
-            if switch.open_record(layout) is None:
+            if transaction.open_record(layout) is None:
                 break
             machine.dies = {NEW} if dice.random() < 0.3 else set()
             machine.wrong = {NEW} if dice.random() < 0.3 else set()
@@ -794,7 +795,7 @@ def test_random_histories_converge(layout: Layout) -> None:
             if dice.random() < 0.4:
                 machine.reboot()
         machine.dies, machine.wrong, machine.kill_at = set(), set(), -1
-        if switch.open_record(layout) is not None:
+        if transaction.open_record(layout) is not None:
             assert one_run(machine, layout)
         assert machine.running() in (OLD, NEW), f"seed {seed}: a proven host serves nothing"
         if machine.running() != NEW:
@@ -804,7 +805,7 @@ def test_random_histories_converge(layout: Layout) -> None:
 
 
 def test_a_reboot_before_the_stop_changes_nothing(machine: FakeMachine) -> None:
-    record = switch.request(machine.layout, NEW, {}, "test")
+    record = transaction.request(machine.layout, NEW, {}, "test")
     record.update(boot_id="an earlier boot")
     assert Switch(machine.layout, POLICY, record, machine, lambda line: None).run() == "refused"
     assert machine.log == []
@@ -814,17 +815,17 @@ def test_a_reboot_before_the_stop_changes_nothing(machine: FakeMachine) -> None:
 
 
 def test_a_second_request_is_refused_while_one_is_open(machine: FakeMachine) -> None:
-    switch.request(machine.layout, NEW, {}, "test")
+    transaction.request(machine.layout, NEW, {}, "test")
     with pytest.raises(Ds4Error, match="in progress"):
-        switch.request(machine.layout, OLDER, {}, "test")
+        transaction.request(machine.layout, OLDER, {}, "test")
 
 
 def test_a_run_finds_the_switch_it_began_though_it_never_heard_of_it(machine: FakeMachine) -> None:
     record = run(machine, run="mine")
-    assert switch.record_of_run(machine.layout, "mine") is not None
-    assert switch.record_of_run(machine.layout, "mine").data["id"] == record.data["id"]  # type: ignore[union-attr]
-    assert switch.record_of_run(machine.layout, "another") is None
-    assert switch.record_of_run(machine.layout, "") is None
+    assert transaction.record_of_run(machine.layout, "mine") is not None
+    assert transaction.record_of_run(machine.layout, "mine").data["id"] == record.data["id"]  # type: ignore[union-attr]
+    assert transaction.record_of_run(machine.layout, "another") is None
+    assert transaction.record_of_run(machine.layout, "") is None
 
 
 class FakeRunner:
@@ -832,9 +833,9 @@ class FakeRunner:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ran: Ran) -> None:
         self.pid = 0
-        monkeypatch.setattr(switch, "start_runner", lambda: ran)
-        monkeypatch.setattr(switch, "run", lambda argv, **options: Ran(0, "", ""))
-        monkeypatch.setattr(switch, "Service", lambda unit: self)
+        monkeypatch.setattr(transaction, "start_runner", lambda: ran)
+        monkeypatch.setattr(transaction, "run", lambda argv, **options: Ran(0, "", ""))
+        monkeypatch.setattr(transaction, "Service", lambda unit: self)
 
     def state(self) -> State:
         return State(True, "inactive", "dead", self.pid, 0, "success", 0, "", False, True, [])
@@ -848,21 +849,21 @@ def test_a_switch_whose_runner_cannot_be_started_is_called_off(
 ) -> None:
     FakeRunner(monkeypatch, FAILS)
     with pytest.raises(Ds4Error, match="nothing was stopped"):
-        switch.attach_or_request(machine.layout, NEW, {}, "test")
-    assert switch.open_record(machine.layout) is None
-    assert switch.last_record(machine.layout).data["outcome"] == "refused"  # type: ignore[union-attr]
+        transaction.attach_or_request(machine.layout, NEW, {}, "test")
+    assert transaction.open_record(machine.layout) is None
+    assert transaction.last_record(machine.layout).data["outcome"] == "refused"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("ran", [FAILS, HANGS])
 def test_a_switch_that_others_began_is_never_called_off(
     machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, ran: Ran
 ) -> None:
-    switch.request(machine.layout, NEW, {}, "test").update(stopped_at=1.0)
+    transaction.request(machine.layout, NEW, {}, "test").update(stopped_at=1.0)
     FakeRunner(monkeypatch, ran)
     with pytest.raises(Ds4Error, match="its switch stays open") as caught:
-        switch.attach_or_request(machine.layout, OLDER, {}, "test")
+        transaction.attach_or_request(machine.layout, OLDER, {}, "test")
     assert "nothing was stopped" not in str(caught.value)
-    assert switch.open_record(machine.layout) is not None
+    assert transaction.open_record(machine.layout) is not None
 
 
 def test_a_runner_that_systemd_may_yet_start_keeps_its_switch(
@@ -870,22 +871,22 @@ def test_a_runner_that_systemd_may_yet_start_keeps_its_switch(
 ) -> None:
     FakeRunner(monkeypatch, HANGS)
     with pytest.raises(Ds4Error, match="its switch stays open"):
-        switch.attach_or_request(machine.layout, NEW, {}, "test")
-    assert switch.open_record(machine.layout) is not None
+        transaction.attach_or_request(machine.layout, NEW, {}, "test")
+    assert transaction.open_record(machine.layout) is not None
 
 
 def test_a_disk_that_fills_up_after_the_stop_leaves_no_host_unserved(
     machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old engine writes its conversations at the stop, to the file system where the records are."""
-    reserve = Path(switch.transactions(machine.layout), switch.RESERVE)
+    reserve = Path(transaction.transactions(machine.layout), transaction.RESERVE)
 
     def full(path: str, value: Any, **options: Any) -> None:
         if not machine.pid and reserve.exists():
             raise OSError(errno.ENOSPC, "No space left on device")
         write_json(path, value, **options)
 
-    monkeypatch.setattr(switch, "write_json", full)
+    monkeypatch.setattr(transaction, "write_json", full)
     assert run(machine).data["outcome"] == "proven"
     assert not reserve.exists()
 
@@ -896,9 +897,9 @@ def test_a_full_disk_is_found_before_anything_stops(machine: FakeMachine, monkey
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(Ds4Error, match=r"no room for the records.*No space left"):
-        switch.request(machine.layout, NEW, {}, "test")
-    assert switch.open_record(machine.layout) is None
-    assert os.listdir(switch.transactions(machine.layout)) == []
+        transaction.request(machine.layout, NEW, {}, "test")
+    assert transaction.open_record(machine.layout) is None
+    assert os.listdir(transaction.transactions(machine.layout)) == []
 
 
 def test_old_records_go_with_their_evidence_and_nothing_else(machine: FakeMachine) -> None:
@@ -908,7 +909,7 @@ def test_old_records_go_with_their_evidence_and_nothing_else(machine: FakeMachin
         machine.actions = number * 10  # another second, so another name
         made.append(run(machine, to=(NEW, OLD)[number % 2]))
         mine.write_text("kept", encoding="utf-8")
-    left = sorted(os.listdir(switch.transactions(machine.layout)))
+    left = sorted(os.listdir(transaction.transactions(machine.layout)))
     assert left == [f"{record.data['id']}.json" for record in made[-3:]]
     assert not Path(made[0].data["evidence"]).exists()
     assert Path(made[-1].data["evidence"]).exists()
@@ -916,14 +917,14 @@ def test_old_records_go_with_their_evidence_and_nothing_else(machine: FakeMachin
 
 
 def test_waiting_ends_with_a_step_or_with_the_transaction(machine: FakeMachine) -> None:
-    record = switch.request(machine.layout, NEW, {}, "test")
-    assert switch.wait(record, 0.0).data["steps"] == []
+    record = transaction.request(machine.layout, NEW, {}, "test")
+    assert transaction.wait(record, 0.0).data["steps"] == []
     Switch(machine.layout, POLICY, record, machine, lambda line: None).run()
-    assert switch.wait(record, 60.0, steps_seen=99).closed
-    found = switch.find_record(machine.layout, record.data["id"])
+    assert transaction.wait(record, 60.0, steps_seen=99).closed
+    found = transaction.find_record(machine.layout, record.data["id"])
     assert found is not None
     assert found.data["outcome"] == "proven"
-    assert switch.find_record(machine.layout, "../../etc/passwd") is None
+    assert transaction.find_record(machine.layout, "../../etc/passwd") is None
 
 
 # ------------------------------------------------------------------------------------------------------ the binary

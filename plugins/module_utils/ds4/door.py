@@ -1,5 +1,5 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What ``ds4_deployment`` does on the host, as plain functions: stage, activate, roll back, prune, query."""
+"""What ``ds4_deployment`` does on the host, beyond staging, as plain functions: activate, roll back, tell, take away."""
 
 from __future__ import annotations
 
@@ -8,119 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import deployment as store
-from . import foreign, gate, probe, switch, systemd_text
+from . import foreign, gate, probe
+from . import transaction as transactions
 from .command import run
-from .deployment import Layout, Wanted
+from .deployment import Layout
 from .errors import Ds4Error
-from .files import MARKER_LINE, read_json, read_text, write_atomic, write_json
+from .files import MARKER_LINE, read_text
 from .process import Process
 from .service import Service
-
-UNITS = "/etc/systemd/system"
-
-
-def install_helpers(units: Mapping[str, str], *, check: bool = False) -> list[str]:
-    """Units of ours that are not part of a deployment: written, and enabled when they can be. Returns what changed.
-
-    Whether one is enabled is asked, since a run may have been killed after it wrote the text.
-
-    Raises:
-        Ds4Error: a unit of that name is not ours.
-    """
-    changed = []
-    for name, text in units.items():
-        path = os.path.join(UNITS, name)
-        old = read_text(path)
-        if old == text and ("[Install]" not in text or Service(name).state().enabled):
-            continue
-        if os.path.lexists(path) and MARKER_LINE not in old:
-            raise Ds4Error(f"{path} is not ours", found="no marker of ds4-fleet in it", cure="move it away")
-        changed.append(name)
-        if not check:
-            write_atomic(path, text)
-    if changed and not check:
-        run(["systemctl", "daemon-reload"], timeout_seconds=60)
-        for name in changed:
-            if "[Install]" in units[name]:
-                run(["systemctl", "enable", name], timeout_seconds=60)
-    return changed
-
-
-def keep_policy(layout: Layout, policy: Mapping[str, Any], *, check: bool = False) -> bool:
-    """Limits and smoke questions, where the switch and the gate find them when no controller is there."""
-    path = os.path.join(layout.state, "policy.json")
-    wanted = {"schema": 1, "layout": layout._asdict(), **policy}
-    if read_json(path) == wanted:
-        return False
-    if not check:
-        write_json(path, wanted)
-    return True
-
-
-def describe(layout: Layout, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A deployment and what it would take to serve it: ``needs_switch`` with the reasons, what runs, what is proven."""
-    state = Service(layout.unit).state()
-    reasons = store.drift(manifest, layout, state)
-    if not reasons and manifest["id"] not in store.proven(layout):
-        reasons = [f"deployment {manifest['id']} runs, but is not proven"]
-    if not reasons and not state.enabled:
-        reasons = ["it does not start at boot"]  # being proven anew enables it; nothing is restarted
-    if switch.open_record(layout) is not None:
-        reasons.append("a switch of this host is unfinished")
-    return {
-        "id": manifest["id"],
-        "release": manifest["release"],
-        "path": layout.directory(manifest["id"]),
-        "url": f"http://{manifest['service']['host']}:{manifest['service']['port']}",
-        "needs_switch": bool(reasons),
-        "reasons": reasons,
-        "current": store.running_deployment(state) if state.running else "",
-        "proven": store.proven(layout),
-        "drop_ins": [path for path in state.drop_ins if f"/{layout.unit}.d/" in path],
-    }
-
-
-def stage(
-    wanted: Wanted,
-    layout: Layout,
-    groups: list[str],
-    policy: Mapping[str, Any],
-    helpers: Mapping[str, str],
-    *,
-    check: bool = False,
-) -> tuple[dict[str, Any], list[str], store.Staged]:
-    """Write the deployment, the policy and the helper units beside what serves.
-
-    Returns:
-        The deployment as ``describe`` tells it, what changed, and the staged texts.
-    """
-    staged = store.stage(wanted, layout, groups, check=check)
-    changed = install_helpers(helpers, check=check)
-    if keep_policy(layout, policy, check=check):
-        changed.append("policy")
-    if staged.changed:
-        changed.insert(0, "deployment")
-    if not check:
-        refresh(staged.manifest, layout)
-    return describe(layout, staged.manifest), changed, staged
-
-
-def refresh(manifest: Mapping[str, Any], layout: Layout) -> None:
-    """Carry a new comment into the installed unit of a deployment that runs already, and let systemd read it.
-
-    What systemd acts on is the same, so nothing is restarted.
-    """
-    installed, staged = (
-        read_text(layout.unit_path),
-        read_text(os.path.join(layout.directory(manifest["id"]), layout.unit)),
-    )
-    service = Service(layout.unit)
-    same = installed and systemd_text.directives(installed) == systemd_text.directives(staged)
-    if same and installed != staged:
-        write_atomic(layout.unit_path, staged)
-        service.reload_manager()
-    elif same and service.state().needs_reload:
-        service.reload_manager()
+from .staging import UNITS, describe, takes_switch
 
 
 def wanted_manifest(layout: Layout, deployment: str) -> dict[str, Any]:
@@ -183,6 +79,7 @@ def activate(
     wait_seconds: float,
     seen: int,
     transaction: str = "",
+    served: bool = False,
 ) -> dict[str, Any] | None:
     """Start or follow the switch to ``manifest``; None when the host serves it already, proven.
 
@@ -191,29 +88,31 @@ def activate(
             the answer that told of it was lost.
         transaction: id of the switch that is being followed, empty at first.
         seen: steps that the caller knows.
+        served: content with a deployment that serves, proven or not; a switch that is needed ends proven all the same.
 
     Returns:
         The transaction record; ``outcome`` is empty while it goes on.
     """
-    record = switch.find_record(layout, transaction) if transaction else None
+    record = transactions.find_record(layout, transaction) if transaction else None
     if transaction and record is None:
         raise Ds4Error(
             "The switch that was followed is gone from the host; no other one was begun",
             found=f"no record {transaction}",
             cure="run again, which looks anew",
         )
-    record = record or switch.record_of_run(layout, str(options.get("run") or ""))
+    record = record or transactions.record_of_run(layout, str(options.get("run") or ""))
     if record is None:
-        if switch.open_record(layout) is None and not describe(layout, manifest)["needs_switch"]:
+        due = takes_switch(describe(layout, manifest), served=served)
+        if transactions.open_record(layout) is None and not due:
             return None
-        record = switch.attach_or_request(layout, manifest["id"], options, reason)
+        record = transactions.attach_or_request(layout, manifest["id"], options, reason)
     elif not record.closed:
-        switch.start_runner()  # heals a runner that was ended; harmless while it runs
-    record = switch.wait(record, wait_seconds, seen)
-    crashed = "" if record.closed else switch.runner_failure()
+        transactions.start_runner()  # heals a runner that was ended; harmless while it runs
+    record = transactions.wait(record, wait_seconds, seen)
+    crashed = "" if record.closed else transactions.runner_failure()
     if crashed:
         raise Ds4Error(
-            f"{switch.RUNNER} crashed and was given up; its switch is unfinished",
+            f"{transactions.RUNNER} crashed and was given up; its switch is unfinished",
             found=crashed[-1500:],
             required="a switch that ends",
             cure="run again, which takes it up; if it crashes again, report these lines",
@@ -227,12 +126,12 @@ def absent(layout: Layout, helpers: list[str], stop_seconds: float, *, check: bo
     Raises:
         Ds4Error: a switch is in progress, or the engine does not end; nothing was removed.
     """
-    current = switch.open_record(layout)
+    current = transactions.open_record(layout)
     if current is not None and not current.closed:
         raise Ds4Error(
             "A switch is in progress on this host; nothing was removed",
             found=f"to deployment {current.data['to']}",
-            cure=f"wait for it (journalctl -fu {switch.RUNNER}), then run again",
+            cure=f"wait for it (journalctl -fu {transactions.RUNNER}), then run again",
         )
     paths = [path for path in [layout.unit_path, *(os.path.join(UNITS, name) for name in helpers)] if _is_ours(path)]
     paths += [path for path in (layout.launcher, layout.current) if _links_to_ours(path, layout)]

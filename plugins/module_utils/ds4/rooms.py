@@ -190,17 +190,22 @@ def take_away(params: dict[str, Any], check: bool) -> dict[str, Any]:
     }
 
 
+def build_wanted(options: dict[str, Any]) -> build.Wanted:
+    """What the options ask for."""
+    params = {name: value for name, value in options.items() if name not in _ELSEWHERE}
+    params["environment"] = {name: str(value) for name, value in params["environment"].items()}
+    return build.Wanted(**params)
+
+
 def have_build(options: dict[str, Any], check: bool) -> dict[str, Any]:
     """Have the build, or predict it.
 
     Raises:
         Ds4Error: what stands in the way. RunningError: it goes on.
     """
-    params = {name: value for name, value in options.items() if name not in _ELSEWHERE}
-    params["environment"] = {name: str(value) for name, value in params["environment"].items()}
     lib = os.path.join(options["lib_dir"], "current")
     outcome = build.ensure(
-        build.Wanted(**params),
+        build_wanted(options),
         check=check,
         check_tag_always=options["check_tag_always"],
         following=options["following"],
@@ -299,7 +304,9 @@ def settled_base(params: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def settled_build(params: dict[str, Any]) -> dict[str, Any] | None:
-    """What :func:`have_build` would return, when it has nothing to do; changes nothing."""
+    """What :func:`have_build` would return, when it has nothing to do; changes nothing and asks no server."""
+    if params["check_tag_always"] or not (params["commit"] or build.recorded_commit(build_wanted(params))):
+        return None
     found = have_build(params, True)
     return None if found["changed"] else found
 
