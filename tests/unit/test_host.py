@@ -107,6 +107,13 @@ def test_arguments_are_not_shown(tmp_path: Path, argv: list[str], program: str) 
     assert Process(5, proc=str(tmp_path)).program == program
 
 
+@pytest.mark.parametrize("argv", [["ds4-server", "--log", ""], ["ds4-server", "", "--x"], ["ds4-server"]])
+def test_empty_arguments_are_arguments(tmp_path: Path, argv: list[str]) -> None:
+    """Else a deployment whose last argument is empty would be started again in every run."""
+    fake(tmp_path, 5, cmdline="\0".join(argv) + "\0")
+    assert Process(5, proc=str(tmp_path)).argv == argv
+
+
 def test_a_kernel_thread_has_the_kernels_name(tmp_path: Path) -> None:
     fake(tmp_path, 2, comm="kthreadd\n", cmdline="")
     assert Process(2, proc=str(tmp_path)).program == "kthreadd"

@@ -122,7 +122,7 @@ class Process:
     @property
     def argv(self) -> list[str]:
         """Full command line. Can hold secrets of other people's programs: show ``program`` instead."""
-        text = self._bytes("cmdline").decode(errors="replace").rstrip("\0")
+        text = self._bytes("cmdline").decode(errors="replace").removesuffix("\0")  # a last word may be empty
         return text.split("\0") if text else []
 
     @property
