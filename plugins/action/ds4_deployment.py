@@ -1,5 +1,8 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Follow the switch of a host: a line for every step, patience with a lost connection, one judgement at the end."""
+"""Stage without a round trip where it shows that nothing is to be staged, and follow the switch of a host.
+
+A line for every step, patience with a lost connection, one judgement at the end.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class ActionModule(ActionBase):
 
     Arguments of the task:
         patience_seconds, limit_seconds: how long a host may be out of reach, and how long a switch is followed.
-        refuse: what the engine would not accept, as text (str); the task fails with it, and nobody is asked.
+        refuse: what the engine would not accept (list of str); the task fails with it, and nobody is asked.
         standing: what ``ds4_look`` found to stand on the host. When that is what would be staged, nobody is asked again.
         templates: where to put which rendered template of the role: ``{files: {name: template}, helpers: [name]}``.
             The lookup ``template`` would do the same at several times the cost: it copies all variables each time.
@@ -46,10 +49,11 @@ class ActionModule(ActionBase):
         limit = float(arguments.pop("limit_seconds", 7200))
         templates = arguments.pop("templates", {})
         standing = arguments.pop("standing", {})
-        refusal = arguments.pop("refuse", "")
-        if refusal:
-            row = {"room": staging.ROOM, "state": "failed", "text": "the engine would not accept its settings"}
-            return {**result, "failed": True, "msg": refusal, "ds4_summary": row}
+        refused = list(arguments.pop("refuse", []))
+        host = (task_vars or {}).get("inventory_hostname", "")
+        if refused:
+            first = f"{host}: {len(refused)} problem(s) in the settings of the engine; the engine was not touched."
+            return {**result, "failed": True, "msg": "\n".join([first, *map(str, refused)])}
         if templates:
             arguments["deployment"] = dict(arguments["deployment"])
             files = {name: self._render(template, task_vars) for name, template in templates["files"].items()}
@@ -61,7 +65,6 @@ class ActionModule(ActionBase):
                 return {**result, **there}
         if arguments.get("state") not in ("active", "proven", "rolled_back"):
             return {**result, **self._call(arguments, task_vars)}
-        host = (task_vars or {}).get("inventory_hostname", "")
         following, run_name = "", uuid.uuid4().hex
         shown: list[str] = []
 
@@ -96,7 +99,7 @@ class ActionModule(ActionBase):
             steps = (result.get("transaction") or {}).get("steps")
             step = steps[-1]["name"] if steps else "its beginning"
             text = f"The switch still runs after {limit:.0f} s, in the step: {step}. Cure: run again, which follows it."
-            summary = {"room": "engine_service", "state": "failed", "text": text}
+            summary = {"room": staging.ROOM, "state": "failed", "text": text}
             result.update(failed=True, msg=text, ds4_summary=summary)
         return result
 
@@ -105,10 +108,11 @@ class ActionModule(ActionBase):
         warn = arguments.get("warn", [])
         given = {name: value for name, value in arguments.items() if name in staging.OPTIONS}
         valid = ArgumentSpecValidator(staging.OPTIONS).validate(given)
-        if valid.error_messages:
+        try:
+            there: dict[str, Any] | None = staging.stands(valid.validated_parameters, warn, standing)
+        except (KeyError, TypeError, ValueError):  # what only the way to a host makes plain, such as a date
             return None
-        there: dict[str, Any] | None = staging.stands(valid.validated_parameters, warn, standing)
-        return there
+        return None if valid.error_messages else there
 
     def _render(self, template: str, task_vars: dict[str, Any] | None) -> str:
         path = self._find_needle("templates", template)

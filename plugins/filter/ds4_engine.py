@@ -20,7 +20,7 @@ if os.path.join(PLUGINS, "module_utils") not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(os.path.join(PLUGINS, "module_utils"))
 
 from ansible.module_utils.ds4 import catalogue as codex  # noqa: E402
-from ansible.module_utils.ds4 import clients, profiles  # noqa: E402
+from ansible.module_utils.ds4 import clients, probe, profiles  # noqa: E402
 from ansible.module_utils.ds4 import settings as mechanism  # noqa: E402
 from ansible.module_utils.ds4.errors import Ds4Error  # noqa: E402
 
@@ -55,18 +55,6 @@ def ds4_profile_arithmetic(config: Mapping[str, Any], **options: Any) -> dict[st
     )
 
 
-def ds4_question_errors(questions: Any) -> list[str]:
-    """Why the smoke questions prove nothing, as sentences; None stands for ours. The form of each is judged by the role's spec."""
-    if not isinstance(questions, list):
-        return []
-    if any(isinstance(question, dict) and question.get("expect") for question in questions):
-        return []
-    return [
-        f"smoke_test_questions has {len(questions)} question(s), none with expect; required: one at least, so that a wrong answer "
-        "can be told. Cure: give one of them expect, or remove smoke_test_questions for ours"
-    ]
-
-
 def ds4_served(answer: Any) -> dict[str, Any]:
     """Model, context, longest answer and Codex catalogue from the engine's /v1/models; see ds4.clients.served."""
     try:
@@ -84,6 +72,6 @@ class FilterModule:
             "ds4_engine_config": ds4_engine_config,
             "ds4_codex_catalogue": ds4_codex_catalogue,
             "ds4_profile_arithmetic": ds4_profile_arithmetic,
-            "ds4_question_errors": ds4_question_errors,
+            "ds4_question_errors": probe.question_errors,
             "ds4_served": ds4_served,
         }

@@ -60,7 +60,7 @@ EXAMPLES = r"""
 - name: See whether there is anything to build
   ds4_look:
     build: "{{ cuda_build_arguments }}"
-  register: host_base_look
+  register: host_verify_look
 """
 
 RETURN = r"""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from ds4.probe import question_errors
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "sparks: {hosts: {s1: {ansible_host: 192.0.2.1, ansible_connection: ssh}}, vars: %s}\n"  # unreachable on purpose
@@ -132,10 +135,34 @@ def test_what_an_earlier_playbook_of_the_same_command_registered_is_ours(tmp_pat
 
 
 def test_settings_that_the_engine_would_not_accept_end_staging_without_contact(tmp_path: Path) -> None:
+    """What only the weights that are really there tell comes after validation."""
     play = tmp_path / "stage.yml"
-    task = {"name": "Stage", "ds4_deployment": {"state": "staged", "refuse": "s1: 1 problem(s) in the settings"}}
+    build = {"path": "/b", "version": "v0.6.5"}
+    values = {"engine_service_mode": "dspark", "engine_service_build": build, "engine_service_release": "v0.6.5"}
+    stage = {"name": "engine_service", "tasks_from": "stage", "rolespec_validate": False}
+    task = {"name": "Stage", "ansible.builtin.import_role": stage, "vars": values}
     play.write_text(json.dumps([{"hosts": "sparks", "gather_facts": False, "tasks": [task]}]), encoding="utf-8")
     ran = validate(tmp_path, {}, first=str(play))
     assert ran.returncode != 0
-    assert "s1: 1 problem(s) in the settings" in ran.stdout
+    assert re.search(
+        r"s1: \d problem\(s\) in the settings of the engine; the engine was not touched\.\n", ran.stdout
+    ), ran.stdout
+    assert "Generation '' names no base model" in ran.stdout, ran.stdout
     assert "UNREACHABLE" not in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("questions", "said"),
+    [
+        ([], "0 question(s), none with expect"),
+        ([{"name": "a", "api": "chat", "prompt": " ", "expect": "Paris"}], "the prompt of a in smoke_test_questions"),
+        ([{"name": "a", "api": "chat", "prompt": "b", "expect": ""}], "1 question(s), none with expect"),
+        ([{"name": "a", "api": "chat", "prompt": "b", "expect": "c"}], ""),
+        (None, ""),
+        ("no list", ""),  # told by the spec of the role
+        (["no question"], "1 question(s), none with expect"),
+    ],
+)
+def test_questions_that_prove_nothing_are_told(questions: object, said: str) -> None:
+    errors = question_errors(questions)
+    assert [said in error for error in errors] == ([True] if said else []), errors

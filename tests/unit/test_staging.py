@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ds4 import deployment as store
-from ds4 import staging, transaction
+from ds4 import door, staging, transaction
 from ds4.command import Ran
 from ds4.deployment import Layout
 from ds4.errors import Ds4Error
@@ -202,12 +202,24 @@ WANTED = {
 @pytest.mark.parametrize(("name", "value"), WANTED.items())
 def test_what_is_wanted_otherwise_does_not_stand(asked: dict[str, Any], name: str, value: Any) -> None:
     found = staging.standing(question(asked))
+    assert staging.stands(asked, [], found)
     other = copy.deepcopy(asked)
     other["deployment"][name] = value
     assert staging.stands(other, [], found) is None
-    for part, changed in (("policy", {}), ("helpers", {"ds4-switch.service": HELPER + "# new\n"})):
-        assert staging.stands({**asked, part: changed}, [], found) is None
-    assert staging.stands(asked, [], {}) is None
+
+
+@pytest.mark.parametrize("other", [{"policy": {}}, {"helpers": {"ds4-switch.service": HELPER + "# new\n"}}])
+def test_another_policy_or_helper_does_not_stand(asked: dict[str, Any], other: dict[str, Any]) -> None:
+    assert staging.stands({**asked, **other}, [], staging.standing(question(asked))) is None
+
+
+def test_a_unit_that_systemd_has_not_read_does_not_stand(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = staging.standing(question(asked))
+    monkeypatch.setattr(Service, "state", lambda service: parse_show("UnitFileState=enabled\nNeedDaemonReload=yes\n"))
+    assert told
+    assert staging.standing(question(asked)) == {}
 
 
 def test_a_deployment_that_serves_unproven_is_active_but_not_proven(asked: dict[str, Any]) -> None:
@@ -231,3 +243,22 @@ def test_a_deployment_that_does_not_serve_is_not_active(asked: dict[str, Any], m
     assert manifest is not None
     monkeypatch.setattr(store, "drift", lambda manifest, layout, state: ["the process runs another one"])
     assert staging.takes_switch(staging.describe(layout, manifest), served=True)
+
+
+def test_active_is_content_with_what_serves(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout(**asked["layout"])
+    manifest = layout.manifest(layout.current_id())
+    assert manifest is not None
+    not_proven(asked)
+    begun: list[str] = []
+
+    def begin(layout: Layout, to: str, options: object, reason: str) -> transaction.Record:
+        begun.append(to)
+        return transaction.request(layout, to, {}, reason)
+
+    monkeypatch.setattr(transaction, "attach_or_request", begin)
+    monkeypatch.setattr(transaction, "runner_failure", lambda: "")
+    assert door.activate(layout, manifest, {}, "activate", wait_seconds=0, seen=0, served=True) is None
+    assert begun == []
+    assert door.activate(layout, manifest, {}, "activate", wait_seconds=0, seen=0) is not None
+    assert begun == [manifest["id"]]

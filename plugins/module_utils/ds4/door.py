@@ -81,7 +81,7 @@ def activate(
     transaction: str = "",
     served: bool = False,
 ) -> dict[str, Any] | None:
-    """Start or follow the switch to ``manifest``; None when the host serves it already, proven.
+    """Start or follow the switch to ``manifest``; None when there is nothing to switch.
 
     Args:
         options: ``adopt``, ``busy``, and ``run``: what the caller calls this run. A run begins one switch at most, also when

@@ -157,6 +157,25 @@ def question_body(question: Mapping[str, Any], model: str) -> dict[str, Any]:
     return body
 
 
+def question_errors(questions: Any) -> list[str]:
+    """Why questions prove nothing, as sentences; None stands for ours. The form of each is judged by the spec of smoke_test."""
+    if not isinstance(questions, list):
+        return []
+    told = [question for question in questions if isinstance(question, Mapping)]
+    empty = [str(question.get("name", "")) for question in told if not str(question.get("prompt", "x")).strip()]
+    errors = [
+        f"the prompt of {name or 'a question'} in smoke_test_questions is empty; required: a text. Cure: write it, or "
+        "remove smoke_test_questions for ours"
+        for name in empty
+    ]
+    if not any(question.get("expect") for question in told):
+        errors.append(
+            f"smoke_test_questions has {len(questions)} question(s), none with expect; required: one at least, so that a wrong "
+            "answer can be told. Cure: give one of them expect, or remove smoke_test_questions for ours"
+        )
+    return errors
+
+
 def _as_dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
