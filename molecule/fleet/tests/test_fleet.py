@@ -36,10 +36,15 @@ Hooks = tuple[dict[str, Any], Callable[[], list[str]]]
 
 
 def play(
-    lab: Lab, release: str = NEW, playbook: str = "site.yml", arguments: list[str] | None = None, **extra: Any
+    lab: Lab,
+    release: str = NEW,
+    playbook: str = "site.yml",
+    arguments: list[str] | None = None,
+    tags: str = "",
+    **extra: Any,
 ) -> harness.Result:
     variables = {**LIMITS, "engine_service_patience_seconds": 15, "ds4_release": release, **extra}
-    return harness.play(lab, playbook, extra_vars=variables, arguments=arguments or [])
+    return harness.play(lab, playbook, extra_vars=variables, arguments=arguments or [], tags=tags)
 
 
 def row(result: harness.Result, host: str, room: str = "rollout") -> tuple[str, str]:
@@ -125,6 +130,19 @@ def test_a_drained_first_host_is_skipped_and_the_canary_is_the_next(fleet: Lab, 
     assert pids(fleet)[0] == before[0]
     assert "batch 1: spark2" in result.text
     assert "spark1: drained" in result.text
+
+
+def test_the_only_host_that_has_to_build_and_cannot_takes_nothing_from_the_others(fleet: Lab, tmp_path: Path) -> None:
+    play(fleet, tags="stage")  # all of them have the build
+    extra = tmp_path / "builds.yml"
+    cannot = {"cuda_build_force": True, "cuda_build_repository": "http://127.0.0.1:9/ds4.git"}
+    extra.write_text(json.dumps({"sparks": {"hosts": {"spark4": cannot}}}), encoding="utf-8")
+    before = pids(fleet)
+    result = play(fleet, arguments=["-i", str(extra)])
+    assert result.rc != 0
+    assert releases_served(fleet) == [NEW, NEW, NEW, OLD]
+    assert pids(fleet)[3] == before[3]
+    assert row(result, "spark4", "cuda_build")[0] == "failed"
 
 
 def test_a_host_that_is_off_is_absent_and_the_rest_goes_on(fleet: Lab) -> None:
