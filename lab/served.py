@@ -86,7 +86,8 @@ def faults(host: Host, version: str, **kinds: Any) -> None:
 
 
 def long_request(host: Host) -> subprocess.Popen[str]:
-    """A completion that takes some seconds, from inside the host."""
+    """A completion that takes some seconds, from inside the host, once it answers at all."""
+    until(lambda: answers(host), "it answers")
     body = json.dumps(
         {
             "model": "deepseek-v4-flash",
