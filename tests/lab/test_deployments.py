@@ -465,7 +465,7 @@ def test_a_busy_host_is_left_alone_when_asked(served: Host) -> None:
 
 
 def test_a_running_request_is_answered_before_the_stop(served: Host) -> None:
-    faults(served, OLD, speed=0.3)
+    faults(served, OLD, speed=0.002)  # half a minute: seen before the run, and still going on when the run comes to it
     request = long_request(served)
     until(lambda: inflight(served), "a request is running", 20)
     assert play(served, ds4_release=NEW, engine_service_busy="wait", engine_service_busy_seconds=60).rc == 0
