@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +36,15 @@ def ds4_rollout(
             "more": str(variables.get("engine_service_more_to_do") or ""),
             "obstacles": str(variables.get("engine_service_obstacles") or ""),
         }
-    return dict(rollout.plan([str(host) for host in hosts], [str(host) for host in present], facts, list(batches)))
+    plan = rollout.plan([str(host) for host in hosts], [str(host) for host in present], facts, list(batches))
+    return {**plan, "made": time.time()}
+
+
+def ds4_rollout_hosts(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> list[str]:
+    """Hosts to switch by the newest plan; a host that was absent from it may still have an older one."""
+    plans = [hostvars[host].get("__engine_service_rollout") or {} for host in hosts if host in hostvars]
+    newest: Mapping[str, Any] = max(plans, key=lambda plan: float(plan.get("made", 0)), default={})
+    return [str(host) for host in newest.get("switch", [])]
 
 
 def ds4_rollout_halt(
@@ -57,4 +66,9 @@ class FilterModule:
     """Jinja filters."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"ds4_rollout": ds4_rollout, "ds4_rollout_halt": ds4_rollout_halt, "ds4_status": ds4_status}
+        return {
+            "ds4_rollout": ds4_rollout,
+            "ds4_rollout_hosts": ds4_rollout_hosts,
+            "ds4_rollout_halt": ds4_rollout_halt,
+            "ds4_status": ds4_status,
+        }

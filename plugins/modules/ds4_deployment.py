@@ -9,7 +9,7 @@ module: ds4_deployment
 short_description: Stage, activate, roll back, prune and query deployments of the ds4 engine
 description:
   - A deployment is build + weights + settings + rendered files, immutable, named by a hash of what the process consumes.
-  - O(state=staged) writes one beside whatever serves and tells whether the host must be switched: in one round trip, or in none where
+  - O(state=staged) writes one beside whatever serves and tells whether the host must be switched. One round trip does it, or none where
     the action plugin is given what C(ds4_look) found to stand there, and that is what would be staged.
   - O(state=active), O(state=proven) and O(state=rolled_back) run the switch as a transaction of C(ds4-switch.service) on the host, which
     goes on without this module, and follow it. The action plugin of the same name follows it to its end.

@@ -375,6 +375,26 @@ def test_the_newest_proven_deployment_comes_first_and_once(layout: Layout) -> No
     assert store.history(layout)[0]["downtime_seconds"] == 1.5
 
 
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", "{}", '{"proven": null}', '{"proven": 3}', '{"proven": [null, {}, {"id": 7}]}']
+)
+def test_a_history_of_another_shape_is_none(layout: Layout, content: str) -> None:
+    """What runs is proven anew; a traceback would end every run."""
+    (Path(layout.state) / "deployments.json").write_text(content, encoding="utf-8")
+    assert store.history(layout) == []
+    store.record_proven(layout, {"id": "a" * 12, "release": "v0.6.5"}, None)
+    assert store.proven(layout) == ["a" * 12]
+
+
+@pytest.mark.parametrize("target", ["/tmp/{id}", "deployments/x/../../elsewhere/{id}", "deployments/{id}/kv"])
+def test_a_link_that_leads_elsewhere_names_no_deployment(layout: Layout, target: str) -> None:
+    os.symlink(target.format(id="a" * 12), layout.current)
+    assert layout.current_id() == ""
+    os.unlink(layout.current)
+    os.symlink("deployments/" + "a" * 12, layout.current)
+    assert layout.current_id() == "a" * 12
+
+
 def test_only_whole_proven_deployments_can_be_returned_to(tmp_path: Path, layout: Layout) -> None:
     first, second, third = (real(tmp_path, layout, name) for name in ("v1", "v2", "v3"))
     for manifest in (first, second, third):

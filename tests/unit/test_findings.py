@@ -303,6 +303,12 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
         ["foreign_unit"],
         ["found:    /etc/systemd/system/ds4.service", "systemctl disable --now ds4.service"],
     ),
+    (
+        "a masked unit",
+        [put("host.units", [{**OUR_UNIT, "ours": False, "found": "/dev/null"}])],
+        ["masked_unit"],
+        ["found:    ds4.service", "systemctl unmask ds4.service"],
+    ),
     ("our account", [put("host.users", [{"name": "ds4", "exists": True, "ours": True, "found": "uid 9"}])], [], []),
     (
         "a foreign account",
@@ -637,6 +643,25 @@ CASES: list[tuple[str, list[Change], list[str], list[str]]] = [
         [put("host.ds4_processes", [OURS]), put("host.units", [{**OUR_UNIT, "ours": False}])],
         ["foreign_unit", "engine"],
         ["systemctl disable --now ds4.service"],
+    ),
+    (
+        "our own, whose unit was removed under it",
+        [
+            put("host.ds4_processes", [OURS]),
+            put("host.units", [{**OUR_UNIT, "exists": False, "ours": False}]),
+            put("host.listeners", [{**LISTENER, "pid": OURS["pid"], "unit": "ds4.service"}]),
+        ],
+        [],
+        [],
+    ),
+    (
+        "somebody else's, whose unit was removed under it",
+        [
+            put("host.ds4_processes", [{**OURS, "deployment": ""}]),
+            put("host.units", [{**OUR_UNIT, "exists": False, "ours": False}]),
+        ],
+        ["engine"],
+        [],
     ),
     (
         "the command-line program",

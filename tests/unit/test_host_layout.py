@@ -255,6 +255,15 @@ def test_damaged_version_is_written_again(tmp_path: Path) -> None:
     assert part.read_bytes() == (PACKAGE / "errors.py").read_bytes()
 
 
+def test_a_link_that_leads_elsewhere_is_put_right(tmp_path: Path) -> None:
+    first = mechanism.install(str(tmp_path))
+    (tmp_path / "current").unlink()
+    (tmp_path / "current").symlink_to(f"/nowhere/{first.after}")
+    assert mechanism.install(str(tmp_path), check=True).changed
+    assert mechanism.install(str(tmp_path)).changed
+    assert os.readlink(tmp_path / "current") == first.after
+
+
 def test_old_versions_go_and_foreign_folders_stay(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"old{number}").mkdir()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,3 +108,33 @@ def test_a_host_with_other_work_gets_its_turn_though_it_serves_already() -> None
     )
     assert made["switch"] == ["a"]
     assert "serving mode serving" in made["rows"]["a"]["text"] and made["rows"]["b"]["state"] == "ok"
+
+
+# ------------------------------------------------------------------------------------------------------------ filter
+
+_SPEC = importlib.util.spec_from_file_location(
+    "rollout_filter", Path(__file__).resolve().parents[2] / "plugins/filter/ds4_rollout.py"
+)
+assert _SPEC and _SPEC.loader
+door = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(door)
+
+
+def test_the_next_play_takes_the_hosts_of_the_newest_plan() -> None:
+    """A host that was absent from it still has the plan of an earlier playbook of the same command."""
+    older, newer = {"switch": ["a", "b"], "made": 1.0}, {"switch": ["b"], "made": 2.0}
+    hostvars: dict[str, dict[str, Any]] = {
+        "a": {"__engine_service_rollout": older},
+        "b": {"__engine_service_rollout": newer},
+        "c": {},
+    }
+    assert door.ds4_rollout_hosts(["a", "b", "c", "d"], hostvars) == ["b"]
+    hostvars["b"]["__engine_service_rollout"] = {"switch": [], "made": 3.0}
+    assert door.ds4_rollout_hosts(["a", "b"], hostvars) == []
+    assert door.ds4_rollout_hosts(["c"], hostvars) == []
+    assert door.ds4_rollout_hosts([], {}) == []
+
+
+def test_a_plan_is_dated() -> None:
+    first = door.ds4_rollout([], {}, [], [1])
+    assert door.ds4_rollout([], {}, [], [1])["made"] >= first["made"] > 0

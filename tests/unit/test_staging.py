@@ -162,6 +162,66 @@ def no_link(params: dict[str, Any]) -> None:
     os.unlink(params["layout"]["current"])
 
 
+def mode_of(name: str, mode: int) -> Callable[[dict[str, Any]], None]:
+    def change(params: dict[str, Any]) -> None:
+        layout = Layout(**params["layout"])
+        os.chmod(os.path.join(layout.directory(layout.current_id()), name), mode)
+
+    return change
+
+
+def line_ends(params: dict[str, Any]) -> None:
+    layout = Layout(**params["layout"])
+    path = Path(layout.directory(layout.current_id())) / "ds4-serve"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+
+
+def no_launcher(params: dict[str, Any]) -> None:
+    os.unlink(params["layout"]["launcher"])
+
+
+def link_elsewhere(params: dict[str, Any]) -> None:
+    layout = Layout(**params["layout"])
+    name = layout.current_id()
+    os.unlink(layout.current)
+    os.symlink(f"/tmp/{name}", layout.current)
+
+
+def comment(params: dict[str, Any]) -> None:
+    with open(params["layout"]["unit_path"], "a", encoding="utf-8") as stream:
+        stream.write("# by hand\n")
+
+
+# What a run puts right, and says so, without touching the process.
+HEALED = {
+    "a comment in the unit": comment,
+    "no link to the active one": no_link,
+    "a link to elsewhere": link_elsewhere,
+    "no link to the launcher": no_launcher,
+    "a launcher that cannot be run": mode_of("ds4-serve", 0o644),
+    "an environment that everybody reads": mode_of("ds4.env", 0o666),
+    "a manifest that the service cannot read": mode_of("manifest.json", 0o600),
+    "a folder that the service cannot enter": mode_of("", 0o700),
+    "line ends of another system": line_ends,
+}
+
+
+@pytest.mark.parametrize("harm", HEALED.values(), ids=HEALED.keys())
+def test_what_needs_no_restart_is_put_right_and_said(
+    asked: dict[str, Any], harm: Callable[[dict[str, Any]], None]
+) -> None:
+    harm(asked)
+    found = staging.standing(question(asked))
+    assert not found or staging.stands(asked, [], found) is None
+    predicted = staging.have_staged(asked, [], check=True)
+    done = staging.have_staged(asked, [], check=False)
+    assert (predicted["changes"], predicted["changed"]) == (done["changes"], True)
+    assert not done["deployment"]["needs_switch"]
+    again = staging.have_staged(asked, [], check=False)
+    assert again["changed"] is False
+    assert staging.stands(asked, [], staging.standing(question(asked))) == again
+
+
 BY_HAND = {
     "the unit": edited("unit"),
     "the helper": edited("helper"),

@@ -155,6 +155,20 @@ def test_directories(tmp_path: Path) -> None:
     assert rows["file"]["found"] == "not a directory"
 
 
+def test_a_link_that_leads_to_nothing_in_a_folder_of_ours_is_ours(tmp_path: Path) -> None:
+    """Else the cure would be to move away what the next run makes anew."""
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    mark(str(ours), "test")
+    (tmp_path / "launcher").symlink_to(ours / "current" / "ds4-serve")
+    (tmp_path / "other").symlink_to(tmp_path / "gone" / "ds4-serve")
+    assert machine.text_file(str(tmp_path / "launcher"))["ours"]
+    assert not machine.text_file(str(tmp_path / "other"))["ours"]
+    (ours / "current").mkdir()
+    (ours / "current" / "ds4-serve").write_text("somebody else's\n")
+    assert not machine.text_file(str(tmp_path / "launcher"))["ours"]
+
+
 def test_units_and_files(tmp_path: Path) -> None:
     etc, lib = tmp_path / "etc", tmp_path / "lib"
     etc.mkdir()

@@ -279,6 +279,14 @@ def test_hooks_run_around_each_switch(fleet: Lab, hooks: Hooks) -> None:
     assert told() == [f"{when} {name}" for name in NAMES for when in ("before_stop", "after_proven")]
 
 
+def test_two_playbooks_of_one_command_have_each_their_own_rollout(fleet: Lab, hooks: Hooks) -> None:
+    names, told = hooks
+    result = play(fleet, arguments=["site.yml"], ds4_rollout_batches=["100%"], **names)
+    assert result.rc == 0, result.text
+    assert result.text.count("PLAY [Switch in batches, canary first]") == 2
+    assert sorted(told()) == sorted(f"{when} {name}" for name in NAMES for when in ("before_stop", "after_proven"))
+
+
 def test_a_bad_host_takes_nothing_from_the_good_ones_of_its_batch(fleet: Lab, hooks: Hooks) -> None:
     names, told = hooks
     faults(fleet.hosts[1], NEW, exit_at_start=1)

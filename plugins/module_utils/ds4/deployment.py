@@ -13,6 +13,7 @@ import os
 import pwd
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -28,9 +29,17 @@ from .service import Service, State
 
 SCHEMA = 1
 SERVER = "ds4-server"
+HISTORY = "deployments.json"
 ENVIRONMENT, LAUNCHER, CATALOGUE, MANIFEST = "ds4.env", "ds4-serve", "codex-models.json", "manifest.json"
 # What only the host can fill in: the id (a hash over the rest) and which device groups it has.
 ID_TOKEN, GROUPS_TOKEN = "@DEPLOYMENT@", "@HOST_GROUPS@"
+
+
+def link_target(path: str) -> str:
+    """Where a symbolic link leads, one step and whether that is there or not; empty when it is none."""
+    if not os.path.islink(path):
+        return ""
+    return os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
 
 
 class Layout(NamedTuple):
@@ -53,8 +62,9 @@ class Layout(NamedTuple):
         return os.path.join(self.deployments, deployment)
 
     def current_id(self) -> str:
-        """Deployment that the link names, or an empty string."""
-        return os.path.basename(os.readlink(self.current)) if os.path.islink(self.current) else ""
+        """Deployment that the link names, or an empty string: also where it leads elsewhere."""
+        target = link_target(self.current)
+        return os.path.basename(target) if os.path.dirname(target) == os.path.normpath(self.deployments) else ""
 
     def manifest(self, deployment: str) -> dict[str, Any] | None:
         """Manifest of a deployment, or None when there is none (or it is torn)."""
@@ -202,9 +212,8 @@ def stage(wanted: Wanted, layout: Layout, groups: list[str], *, check: bool = Fa
             required="a free name",
             cure=f"move {folder} away",
         )
-    old = {name: read_text(os.path.join(folder, name)) for name in texts}
     known = layout.manifest(manifest["id"])
-    changed = known != manifest or any(old[name] != text for name, text in texts.items())
+    changed = known != manifest or bool(worn(layout, manifest, texts))
     before, after = _difference(layout, manifest, texts)
     if changed and not check:
         verify_unit(texts[layout.unit], layout.unit)
@@ -217,15 +226,45 @@ def _write(layout: Layout, manifest: dict[str, Any], texts: Mapping[str, str], f
     target = folder
     if not os.path.isdir(folder):
         target = tempfile.mkdtemp(dir=layout.deployments, prefix=".new-")
-        os.chmod(target, 0o755)  # noqa: S103  (mkdtemp is 0700; the engine's user must enter)
         mark(target, "deployment")
+    os.chmod(target, 0o755)  # noqa: S103  (mkdtemp is 0700; the engine's user must enter)
     group = _group_of(manifest["service"]["user"])
     for name, text in texts.items():
-        mode = {LAUNCHER: 0o755, ENVIRONMENT: 0o640}.get(name, 0o644)
-        write_atomic(os.path.join(target, name), text, mode=mode, gid=group)
-    write_json(os.path.join(target, MANIFEST), manifest, mode=0o640, gid=group)
+        write_atomic(os.path.join(target, name), text, mode=_mode(name), gid=group)
+    write_json(os.path.join(target, MANIFEST), manifest, mode=_mode(MANIFEST), gid=group)
     if target != folder:
         os.rename(target, folder)
+
+
+def _mode(name: str) -> int:
+    return {LAUNCHER: 0o755, ENVIRONMENT: 0o640, MANIFEST: 0o640}.get(name, 0o644)
+
+
+def worn(layout: Layout, manifest: Mapping[str, Any], texts: Mapping[str, str]) -> list[str]:
+    """Files of a deployment that are not as they would be written: to the byte, and in owner, group and mode."""
+    folder, group = layout.directory(manifest["id"]), _group_of(manifest["service"]["user"])
+
+    def as_written(path: str, mode: int, kind: Callable[[int], bool], content: bytes | None = None) -> bool:
+        try:
+            found = os.lstat(path)
+            fits = kind(found.st_mode) and stat.S_IMODE(found.st_mode) == mode and found.st_uid == os.geteuid()
+            if not fits or content is None:
+                return fits
+            with open(path, "rb") as stream:
+                return stream.read() == content and (group is None or found.st_gid == group)
+        except OSError:
+            return False
+
+    names = [
+        name
+        for name, text in texts.items()
+        if not as_written(os.path.join(folder, name), _mode(name), stat.S_ISREG, text.encode())
+    ]
+    if not as_written(os.path.join(folder, MANIFEST), _mode(MANIFEST), stat.S_ISREG):
+        names.append(MANIFEST)
+    if not as_written(folder, 0o755, stat.S_ISDIR):
+        names.append(folder)
+    return names
 
 
 def _group_of(user: str) -> int | None:
@@ -366,14 +405,30 @@ def activate(manifest: Mapping[str, Any], layout: Layout, service: Service) -> N
     Raises:
         Ds4Error: a unit or launcher of that name is not ours.
     """
-    folder = layout.directory(manifest["id"])
     refuse_foreign_files(layout)
-    write_atomic(layout.unit_path, read_text(os.path.join(folder, layout.unit)))
-    link_atomic(os.path.relpath(folder, os.path.dirname(layout.current)), layout.current)
-    launcher = os.path.join(layout.current, LAUNCHER)
-    if not os.path.islink(layout.launcher) or os.readlink(layout.launcher) != launcher:
-        link_atomic(launcher, layout.launcher)
+    write_atomic(layout.unit_path, read_text(os.path.join(layout.directory(manifest["id"]), layout.unit)))
+    link(manifest, layout)
     service.reload_manager()
+
+
+def link(manifest: Mapping[str, Any], layout: Layout, *, check: bool = False) -> list[str]:
+    """Make the links name a deployment; returns those that did not. What stands there and is no link of ours stays."""
+    folder, launcher = layout.directory(manifest["id"]), os.path.join(layout.current, LAUNCHER)
+    changed = []
+    for path, target, stays in (
+        (layout.current, os.path.relpath(folder, os.path.dirname(layout.current)), not os.path.islink(layout.current)),
+        (layout.launcher, launcher, not _launches_ours(layout)),
+    ):
+        if os.path.lexists(path) and (stays or os.readlink(path) == target):
+            continue
+        changed.append(path)
+        if not check:
+            link_atomic(target, path)
+    return changed
+
+
+def _launches_ours(layout: Layout) -> bool:
+    return os.path.islink(layout.launcher) and os.readlink(layout.launcher).startswith(layout.current + "/")
 
 
 def refuse_foreign_files(layout: Layout) -> None:
@@ -385,10 +440,8 @@ def refuse_foreign_files(layout: Layout) -> None:
     foreign = []
     if os.path.lexists(layout.unit_path) and MARKER_LINE not in read_text(layout.unit_path):
         foreign.append(layout.unit_path)
-    if os.path.lexists(layout.launcher):
-        ours = os.path.islink(layout.launcher) and os.readlink(layout.launcher).startswith(layout.current + "/")
-        if not ours:
-            foreign.append(layout.launcher)
+    if os.path.lexists(layout.launcher) and not _launches_ours(layout):
+        foreign.append(layout.launcher)
     if os.path.lexists(layout.current) and not os.path.islink(layout.current):
         foreign.append(layout.current)
     if foreign:
@@ -404,13 +457,20 @@ def refuse_foreign_files(layout: Layout) -> None:
 
 
 def _history_path(layout: Layout) -> str:
-    return os.path.join(layout.state, "deployments.json")
+    return os.path.join(layout.state, HISTORY)
 
 
 def history(layout: Layout) -> list[dict[str, Any]]:
     """Deployments proven on this host, newest first: ``{id, release, proven_at, downtime_seconds}``."""
-    found = read_json(_history_path(layout))
-    return list(found["proven"]) if isinstance(found, dict) else []
+    return history_in(layout.state)
+
+
+def history_in(state: str) -> list[dict[str, Any]]:
+    """The same by the folder of the state. A file of another shape is as good as none: what runs is proven anew."""
+    found = read_json(os.path.join(state, HISTORY))
+    entries = found.get("proven") if isinstance(found, dict) else None
+    entries = entries if isinstance(entries, list) else []
+    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
 
 def proven(layout: Layout) -> list[str]:

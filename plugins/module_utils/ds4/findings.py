@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
@@ -299,6 +300,10 @@ class _Judge:
 
     def _names(self) -> None:
         units = [row for row in self.host["units"] if row["exists"] and not row["ours"]]
+        masked = [str(row["name"]) for row in units if row["found"] == os.devnull]
+        if masked:
+            self.add("masked_unit", found=_listed(masked), names=" ".join(masked))
+        units = [row for row in units if row["name"] not in masked]
         if units:
             names = " ".join(str(row["name"]) for row in units)
             self.add("foreign_unit", found=_listed(str(row["path"]) for row in units), names=names)
@@ -384,7 +389,9 @@ class _Judge:
 
     def _ours(self, process: Row) -> bool:
         unit = str(self.policy["unit"])
-        return process["unit"] == unit and any(row["name"] == unit and row["ours"] for row in self.host["units"])
+        rows = [row for row in self.host["units"] if row["name"] == unit]
+        ours = any(row["ours"] or (process["deployment"] and not row["exists"]) for row in rows)  # its unit may be lost
+        return process["unit"] == unit and ours
 
     def _engines(self) -> None:
         host, policy = self.host, self.policy

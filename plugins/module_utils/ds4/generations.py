@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from . import records
 from .adoption import Judged
+from .deployment import history_in
 from .errors import Ds4Error
 from .files import MARKER_NAME, fsync_directory, human_bytes, is_ours, read_json
 
@@ -84,8 +85,7 @@ def uses(deployments: str, current: str, state: str, open_paths: Iterable[str]) 
         return frozenset(str(entry.get("sha256")) for entry in files.values() if entry)
 
     active = os.path.basename(os.path.realpath(current)) if os.path.islink(current) else ""
-    history = read_json(os.path.join(state, "deployments.json"))
-    proven = [str(entry["id"]) for entry in history["proven"]] if isinstance(history, dict) else []
+    proven = [entry["id"] for entry in history_in(state)]
     before = next((name for name in proven if name != active and manifest(name)), "")
     return Uses(
         hashes(manifest(active)) if active else frozenset(),

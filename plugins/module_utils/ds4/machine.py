@@ -176,10 +176,12 @@ def directory(path: str) -> dict[str, Any]:
 
 
 def text_file(path: str) -> dict[str, Any]:
-    """Is there a file at ``path``, and is it ours (it bears our marker line)?"""
+    """Is there a file at ``path``, and is it ours: it bears our marker line, or it is a link that leads to nothing in a folder of ours?"""
     exists = os.path.lexists(path)
     found = os.path.realpath(path) if exists else ""
-    return {"path": path, "exists": exists, "ours": MARKER_LINE in read_text(path)[:65536], "found": found}
+    lost = os.path.islink(path) and not os.path.exists(path)
+    ours = is_ours(existing_parent(found)) if lost else MARKER_LINE in read_text(path)[:65536]
+    return {"path": path, "exists": exists, "ours": ours, "found": found}
 
 
 def unit(name: str, paths: Sequence[str] = UNIT_PATHS) -> dict[str, Any]:

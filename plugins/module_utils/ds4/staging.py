@@ -146,8 +146,7 @@ def have_staged(params: Mapping[str, Any], warn: list[str], *, check: bool) -> d
     changed += install_helpers(params["helpers"], check=check)
     if keep_policy(layout, params["policy"], check=check):
         changed.append("policy")
-    if not check:
-        refresh(staged.manifest, layout)
+    changed += refresh(staged.manifest, layout, check=check)
     told = describe(layout, staged.manifest)
     diff = [
         {
@@ -171,7 +170,7 @@ def standing(params: Mapping[str, Any]) -> dict[str, Any]:
     state = Service(layout.unit).state()
     told = describe(layout, manifest, state)
     texts = {name: read_text(os.path.join(told["path"], name)) for name in manifest["files"]}
-    if told["needs_switch"] or state.needs_reload or read_text(layout.unit_path) != texts.get(layout.unit):
+    if told["needs_switch"] or store.worn(layout, manifest, texts) or refresh(manifest, layout, check=True):
         return {}
     helpers = {name: read_text(os.path.join(UNITS, name)) for name in params["helpers"]}
     if any("[Install]" in text and not Service(name).state().enabled for name, text in helpers.items()):
@@ -220,19 +219,23 @@ def _answer(
     }
 
 
-def refresh(manifest: Mapping[str, Any], layout: Layout) -> None:
-    """Carry a new comment into the installed unit of a deployment that runs already, and let systemd read it.
+def refresh(manifest: Mapping[str, Any], layout: Layout, *, check: bool = False) -> list[str]:
+    """Put right what needs no restart on a host whose unit is the deployment's already: returns what.
 
-    What systemd acts on is the same, so nothing is restarted.
+    A new comment is carried into the installed unit, systemd reads it, and links that are gone come back.
     """
-    installed, staged = (
-        read_text(layout.unit_path),
-        read_text(os.path.join(layout.directory(manifest["id"]), layout.unit)),
-    )
+    installed = read_text(layout.unit_path)
+    staged = read_text(os.path.join(layout.directory(manifest["id"]), layout.unit))
     service = Service(layout.unit)
-    same = installed and systemd_text.directives(installed) == systemd_text.directives(staged)
-    if same and installed != staged:
-        write_atomic(layout.unit_path, staged)
+    if not installed or systemd_text.directives(installed) != systemd_text.directives(staged):
+        return []
+    changed = store.link(manifest, layout, check=check)
+    if installed != staged:
+        changed.append(layout.unit_path)
+        if not check:
+            write_atomic(layout.unit_path, staged)
+    elif service.state().needs_reload:
+        changed.append("daemon-reload")
+    if changed and not check:
         service.reload_manager()
-    elif same and service.state().needs_reload:
-        service.reload_manager()
+    return changed
