@@ -36,6 +36,7 @@ class ActionModule(ActionBase):
         patience_seconds, limit_seconds: how long a host may be out of reach, and how long a switch is followed.
         refuse: what the engine would not accept (list of str); the task fails with it, and nobody is asked.
         standing: what ``ds4_look`` found to stand on the host. When that is what would be staged, nobody is asked again.
+        tell: lines to show for a host that was staged (list of str).
         templates: where to put which rendered template of the role: ``{files: {name: template}, helpers: [name]}``.
             The lookup ``template`` would do the same at several times the cost: it copies all variables each time.
     """
@@ -49,6 +50,7 @@ class ActionModule(ActionBase):
         limit = float(arguments.pop("limit_seconds", 7200))
         templates = arguments.pop("templates", {})
         standing = arguments.pop("standing", {})
+        told = list(map(str, arguments.pop("tell", [])))
         refused = list(arguments.pop("refuse", []))
         host = (task_vars or {}).get("inventory_hostname", "")
         if refused:
@@ -59,10 +61,12 @@ class ActionModule(ActionBase):
             files = {name: self._render(template, task_vars) for name, template in templates["files"].items()}
             arguments["deployment"]["files"] = {**arguments["deployment"]["files"], **files}
             arguments["helpers"] = {name: self._render(f"{name}.j2", task_vars) for name in templates["helpers"]}
-        if arguments.get("state") == "staged" and standing:
-            there = self._as_it_stands(arguments, standing)
-            if there is not None:
-                return {**result, **there}
+        if arguments.get("state") == "staged":
+            there = self._as_it_stands(arguments, standing) if standing else None
+            there = there or self._call(arguments, task_vars)
+            if told and not there.get("failed"):
+                display.display("\n  ".join([f"{host}, if applied:", *told]), color="yellow")
+            return {**result, **there}
         if arguments.get("state") not in ("active", "proven", "rolled_back"):
             return {**result, **self._call(arguments, task_vars)}
         following, run_name = "", uuid.uuid4().hex

@@ -112,3 +112,17 @@ def test_a_refusal_asks_nobody(stage: Any) -> None:
         "no such option",
         "no such setting",
     ]
+
+
+@pytest.mark.parametrize("found", [{}, standing()])
+def test_what_the_profile_means_is_told_once_it_is_staged(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(plugin.display, "display", lambda text, color: shown.append(text))
+    _result, sent = stage(**SAME, standing=found, tell=["6 banks"])
+    assert shown == ["spark1, if applied:\n  6 banks"]
+    assert all("tell" not in arguments for arguments in sent)
+    stage(**SAME, standing=found, tell=[])
+    stage(refuse=["no such option"], tell=["6 banks"])
+    assert len(shown) == 1
