@@ -155,7 +155,7 @@ def test_directories(tmp_path: Path) -> None:
     assert rows["file"]["found"] == "not a directory"
 
 
-def test_a_link_that_leads_to_nothing_in_a_folder_of_ours_is_ours(tmp_path: Path) -> None:
+def test_a_link_into_a_folder_of_ours_is_ours_whether_it_leads_to_something_or_not(tmp_path: Path) -> None:
     """Else the cure would be to move away what the next run makes anew."""
     ours = tmp_path / "ours"
     ours.mkdir()
@@ -164,9 +164,11 @@ def test_a_link_that_leads_to_nothing_in_a_folder_of_ours_is_ours(tmp_path: Path
     (tmp_path / "other").symlink_to(tmp_path / "gone" / "ds4-serve")
     assert machine.text_file(str(tmp_path / "launcher"))["ours"]
     assert not machine.text_file(str(tmp_path / "other"))["ours"]
-    (ours / "current").mkdir()
-    (ours / "current" / "ds4-serve").write_text("somebody else's\n")
-    assert not machine.text_file(str(tmp_path / "launcher"))["ours"]
+    (ours / "current").symlink_to(tmp_path)  # which leads out again, and is put right
+    assert machine.text_file(str(tmp_path / "launcher"))["ours"]
+    (tmp_path / "ds4-serve").write_text("edited by hand\n")
+    assert machine.text_file(str(tmp_path / "launcher"))["ours"]
+    assert not machine.text_file(str(tmp_path / "ds4-serve"))["ours"]
 
 
 def test_units_and_files(tmp_path: Path) -> None:

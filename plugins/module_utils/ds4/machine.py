@@ -176,12 +176,23 @@ def directory(path: str) -> dict[str, Any]:
 
 
 def text_file(path: str) -> dict[str, Any]:
-    """Is there a file at ``path``, and is it ours: it bears our marker line, or it is a link that leads to nothing in a folder of ours?"""
+    """Is there a file at ``path``, and is it ours: it bears our marker line, or it is a link into a folder of ours?"""
     exists = os.path.lexists(path)
     found = os.path.realpath(path) if exists else ""
-    lost = os.path.islink(path) and not os.path.exists(path)
-    ours = is_ours(existing_parent(found)) if lost else MARKER_LINE in read_text(path)[:65536]
+    ours = MARKER_LINE in read_text(path)[:65536] or _leads_into_ours(path)
     return {"path": path, "exists": exists, "ours": ours, "found": found}
+
+
+def _leads_into_ours(path: str) -> bool:
+    """True for a link of which one step, whether it leads to something or not, stays below a marked folder."""
+    if not os.path.islink(path):
+        return False
+    folder = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+    while folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+        if is_ours(folder):
+            return True
+    return False
 
 
 def unit(name: str, paths: Sequence[str] = UNIT_PATHS) -> dict[str, Any]:
