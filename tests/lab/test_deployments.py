@@ -364,7 +364,7 @@ def test_what_was_damaged_beside_the_process_is_put_right_without_a_restart(serv
         "cd /opt/ds4/current/ && chmod 666 ds4.env && rm ds4-serve && chmod 700 . && cd / && rm /usr/local/bin/ds4-serve "
         "&& ln -sfn /tmp/$(basename $(readlink /opt/ds4/current)) /opt/ds4/current "
         "&& ln -sfn /tmp/$(readlink /opt/ds4/lib/current) /opt/ds4/lib/current "
-        "&& echo '# by hand' >>/etc/systemd/system/ds4.service"
+        "&& echo '# edited' >>/etc/systemd/system/ds4.service"
     )
     predicted = play(served, check=True)
     result = play(served)
@@ -373,7 +373,7 @@ def test_what_was_damaged_beside_the_process_is_put_right_without_a_restart(serv
     assert pid(served) == before
     assert served.run("stat -L -c %a /opt/ds4/current/ds4.env /opt/ds4/current").out.split() == ["640", "755"]
     assert served.run("head -1 /usr/local/bin/ds4-serve").out.startswith("#!")
-    assert "by hand" not in served.read("/etc/systemd/system/ds4.service")
+    assert "# edited" not in served.read("/etc/systemd/system/ds4.service")
     assert play(served).changed("spark1") == []
 
 
