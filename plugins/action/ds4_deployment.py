@@ -114,7 +114,12 @@ class ActionModule(ActionBase):
         valid = ArgumentSpecValidator(staging.OPTIONS).validate(given)
         try:
             there: dict[str, Any] | None = staging.stands(valid.validated_parameters, warn, standing)
-        except (KeyError, TypeError, ValueError):  # what only the way to a host makes plain, such as a date
+        except (
+            AttributeError,
+            KeyError,
+            TypeError,
+            ValueError,
+        ):  # what only the way to a host makes plain, such as a date
             return None
         return None if valid.error_messages else there
 

@@ -376,7 +376,17 @@ def test_the_newest_proven_deployment_comes_first_and_once(layout: Layout) -> No
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "null", "{}", '{"proven": null}', '{"proven": 3}', '{"proven": [null, {}, {"id": 7}]}']
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "{}",
+        '{"proven": null}',
+        '{"proven": 3}',
+        '{"proven": [null, {}, {"id": 7}, {"id": "b"}]}',
+    ],
 )
 def test_a_history_of_another_shape_is_none(layout: Layout, content: str) -> None:
     """What runs is proven anew; a traceback would end every run."""

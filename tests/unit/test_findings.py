@@ -92,7 +92,7 @@ def gb10() -> Probes:
             "users": [],
             "directories": [],
             "files": [],
-            "units": [],
+            "units": [{"name": "ds4.service", "path": "", "exists": False, "ours": False, "found": ""}],
         },
         "policy": {
             "allow": [],

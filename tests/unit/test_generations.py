@@ -216,7 +216,9 @@ def deployments(tmp_path: Path, active: str, proven: list[str], **weights: list[
         (folder / "manifest.json").write_text(
             json.dumps({"id": name, "release": f"v-{name}", "weights": {"files": files}})
         )
-    (tmp_path / "deployments.json").write_text(json.dumps({"proven": [{"id": name} for name in proven]}))
+    (tmp_path / "deployments.json").write_text(
+        json.dumps({"proven": [{"id": name, "release": f"v-{name}"} for name in proven]})
+    )
     (tmp_path / "current").symlink_to(f"deployments/{active}")
     return generations.uses(str(tmp_path / "deployments"), str(tmp_path / "current"), str(tmp_path), ["/nowhere"])
 

@@ -192,6 +192,38 @@ def comment(params: dict[str, Any]) -> None:
         stream.write("# by hand\n")
 
 
+def unit_mode(params: dict[str, Any]) -> None:
+    os.chmod(params["layout"]["unit_path"], 0o666)  # noqa: S103  (that is the harm)
+
+
+def owner_of(name: str) -> Callable[[dict[str, Any]], None]:
+    def change(params: dict[str, Any]) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a file away")
+        layout = Layout(**params["layout"])
+        os.chown(os.path.join(layout.directory(layout.current_id()), name), 65534, -1)
+
+    return change
+
+
+def group_of_manifest(params: dict[str, Any]) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    layout = Layout(**params["layout"])
+    os.chown(os.path.join(layout.directory(layout.current_id()), "manifest.json"), -1, 0)
+
+
+def relative_launcher(params: dict[str, Any]) -> None:
+    os.unlink(params["layout"]["launcher"])
+    os.symlink("current/ds4-serve", params["layout"]["launcher"])
+
+
+def unit_and_launcher_gone(params: dict[str, Any]) -> None:
+    layout = Layout(**params["layout"])
+    os.unlink(os.path.join(layout.directory(layout.current_id()), layout.unit))
+    no_launcher(params)
+
+
 # What a run puts right, and says so, without touching the process.
 HEALED = {
     "a comment in the unit": comment,
@@ -203,6 +235,12 @@ HEALED = {
     "a manifest that the service cannot read": mode_of("manifest.json", 0o600),
     "a folder that the service cannot enter": mode_of("", 0o700),
     "line ends of another system": line_ends,
+    "a unit that everybody writes": unit_mode,
+    "a folder of somebody else": owner_of(""),
+    "an environment of somebody else": owner_of("ds4.env"),
+    "a manifest of another group": group_of_manifest,
+    "a launcher link that was made by hand": relative_launcher,
+    "the text of the unit and the launcher link": unit_and_launcher_gone,
 }
 
 
@@ -322,3 +360,21 @@ def test_active_is_content_with_what_serves(asked: dict[str, Any], monkeypatch: 
     assert begun == []
     assert door.activate(layout, manifest, {}, "activate", wait_seconds=0, seen=0) is not None
     assert begun == [manifest["id"]]
+
+
+def test_nothing_is_put_right_under_an_open_switch(asked: dict[str, Any]) -> None:
+    """It may be returning: what is installed is its matter then."""
+    comment(asked)
+    no_launcher(asked)
+    unfinished_switch(asked)
+    assert staging.have_staged(asked, [], check=False)["changes"] == []
+    assert not os.path.lexists(asked["layout"]["launcher"])
+
+
+def test_a_link_in_place_of_a_deployment_is_refused(asked: dict[str, Any], tmp_path: Path) -> None:
+    layout = Layout(**asked["layout"])
+    folder = layout.directory(layout.current_id())
+    os.rename(folder, tmp_path / "moved")
+    os.symlink(tmp_path / "moved", folder)
+    with pytest.raises(Ds4Error, match="is not ours"):
+        staging.have_staged(asked, [], check=False)

@@ -23,7 +23,19 @@ from . import masking, records, systemd_text
 from .accounts import account
 from .command import run
 from .errors import Ds4Error
-from .files import MARKER_LINE, digest, is_ours, link_atomic, mark, read_json, read_text, write_atomic, write_json
+from .files import (
+    MARKER_LINE,
+    digest,
+    is_ours,
+    is_written,
+    link_atomic,
+    link_target,
+    mark,
+    read_json,
+    read_text,
+    write_atomic,
+    write_json,
+)
 from .process import Process
 from .service import Service, State
 
@@ -33,13 +45,6 @@ HISTORY = "deployments.json"
 ENVIRONMENT, LAUNCHER, CATALOGUE, MANIFEST = "ds4.env", "ds4-serve", "codex-models.json", "manifest.json"
 # What only the host can fill in: the id (a hash over the rest) and which device groups it has.
 ID_TOKEN, GROUPS_TOKEN = "@DEPLOYMENT@", "@HOST_GROUPS@"
-
-
-def link_target(path: str) -> str:
-    """Where a symbolic link leads, one step and whether that is there or not; empty when it is none."""
-    if not os.path.islink(path):
-        return ""
-    return os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
 
 
 class Layout(NamedTuple):
@@ -187,12 +192,13 @@ def verify_unit(text: str, unit: str) -> None:
 
 
 class Staged(NamedTuple):
-    """Outcome of staging. ``before`` and ``after`` hold the texts that differ, for a diff."""
+    """Outcome of staging. ``before`` and ``after`` hold the texts that differ, for a diff; ``texts`` are all of it."""
 
     manifest: dict[str, Any]
     changed: bool
     before: dict[str, str]
     after: dict[str, str]
+    texts: dict[str, str]
 
 
 def stage(wanted: Wanted, layout: Layout, groups: list[str], *, check: bool = False) -> Staged:
@@ -205,7 +211,7 @@ def stage(wanted: Wanted, layout: Layout, groups: list[str], *, check: bool = Fa
     """
     manifest, texts = compose(wanted, layout.unit, existing_groups(groups))
     folder = layout.directory(manifest["id"])
-    if os.path.lexists(folder) and not is_ours(folder):
+    if os.path.islink(folder) or (os.path.lexists(folder) and not is_ours(folder)):
         raise Ds4Error(
             f"{folder} exists and is not ours",
             found="a file or folder without our marker",
@@ -218,7 +224,7 @@ def stage(wanted: Wanted, layout: Layout, groups: list[str], *, check: bool = Fa
     if changed and not check:
         verify_unit(texts[layout.unit], layout.unit)
         _write(layout, manifest, texts, folder)
-    return Staged(manifest, changed, before, after)
+    return Staged(manifest, changed, before, after, texts)
 
 
 def _write(layout: Layout, manifest: dict[str, Any], texts: Mapping[str, str], folder: str) -> None:
@@ -227,6 +233,7 @@ def _write(layout: Layout, manifest: dict[str, Any], texts: Mapping[str, str], f
     if not os.path.isdir(folder):
         target = tempfile.mkdtemp(dir=layout.deployments, prefix=".new-")
         mark(target, "deployment")
+    os.chown(target, os.geteuid(), -1)
     os.chmod(target, 0o755)  # noqa: S103  (mkdtemp is 0700; the engine's user must enter)
     group = _group_of(manifest["service"]["user"])
     for name, text in texts.items():
@@ -243,26 +250,14 @@ def _mode(name: str) -> int:
 def worn(layout: Layout, manifest: Mapping[str, Any], texts: Mapping[str, str]) -> list[str]:
     """Files of a deployment that are not as they would be written: to the byte, and in owner, group and mode."""
     folder, group = layout.directory(manifest["id"]), _group_of(manifest["service"]["user"])
-
-    def as_written(path: str, mode: int, kind: Callable[[int], bool], content: bytes | None = None) -> bool:
-        try:
-            found = os.lstat(path)
-            fits = kind(found.st_mode) and stat.S_IMODE(found.st_mode) == mode and found.st_uid == os.geteuid()
-            if not fits or content is None:
-                return fits
-            with open(path, "rb") as stream:
-                return stream.read() == content and (group is None or found.st_gid == group)
-        except OSError:
-            return False
-
+    expected: dict[str, str | None] = {**texts, MANIFEST: None}  # its content is compared as what it says
     names = [
         name
-        for name, text in texts.items()
-        if not as_written(os.path.join(folder, name), _mode(name), stat.S_ISREG, text.encode())
+        for name, text in expected.items()
+        if not is_written(os.path.join(folder, name), text, mode=_mode(name), gid=group)
     ]
-    if not as_written(os.path.join(folder, MANIFEST), _mode(MANIFEST), stat.S_ISREG):
-        names.append(MANIFEST)
-    if not as_written(folder, 0o755, stat.S_ISDIR):
+    found = os.lstat(folder) if os.path.isdir(folder) else None
+    if found is None or stat.S_IMODE(found.st_mode) != 0o755 or found.st_uid != os.geteuid():
         names.append(folder)
     return names
 
@@ -412,7 +407,9 @@ def activate(manifest: Mapping[str, Any], layout: Layout, service: Service) -> N
 
 
 def link(manifest: Mapping[str, Any], layout: Layout, *, check: bool = False) -> list[str]:
-    """Make the links name a deployment; returns those that did not. What stands there and is no link of ours stays."""
+    """Make the links name a deployment; returns those that did not. What stands there and is no link, or a launcher of somebody
+    else, stays.
+    """
     folder, launcher = layout.directory(manifest["id"]), os.path.join(layout.current, LAUNCHER)
     changed = []
     for path, target, stays in (
@@ -428,7 +425,12 @@ def link(manifest: Mapping[str, Any], layout: Layout, *, check: bool = False) ->
 
 
 def _launches_ours(layout: Layout) -> bool:
-    return os.path.islink(layout.launcher) and os.readlink(layout.launcher).startswith(layout.current + "/")
+    return leads_into(layout.launcher, layout.current, layout.deployments)
+
+
+def leads_into(path: str, *folders: str) -> bool:
+    """True for a link of which one step leads below one of the folders, whether something is there or not."""
+    return link_target(path).startswith(tuple(os.path.normpath(folder) + "/" for folder in folders))
 
 
 def refuse_foreign_files(layout: Layout) -> None:
@@ -470,7 +472,12 @@ def history_in(state: str) -> list[dict[str, Any]]:
     found = read_json(os.path.join(state, HISTORY))
     entries = found.get("proven") if isinstance(found, dict) else None
     entries = entries if isinstance(entries, list) else []
-    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+    wanted = ("id", "release")
+    return [
+        entry
+        for entry in entries
+        if isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in wanted)
+    ]
 
 
 def proven(layout: Layout) -> list[str]:

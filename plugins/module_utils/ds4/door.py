@@ -150,10 +150,7 @@ def _is_ours(path: str) -> bool:
 
 def _links_to_ours(path: str, layout: Layout) -> bool:
     """True for the links that activation makes; a launcher of somebody else stays."""
-    if not os.path.islink(path):
-        return False
-    target = os.path.join(os.path.dirname(path), os.readlink(path))
-    return os.path.normpath(target).startswith((layout.current + "/", layout.deployments + "/"))
+    return store.leads_into(path, layout.current, layout.deployments)
 
 
 def _stop_and_disable(layout: Layout, helpers: list[str], stop_seconds: float) -> None:

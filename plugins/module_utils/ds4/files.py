@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from typing import Any
 
@@ -43,6 +44,29 @@ def write_atomic(
         os.unlink(temporary)
         raise
     fsync_directory(directory)
+
+
+def is_written(path: str, data: str | None = None, *, mode: int = 0o644, gid: int | None = None) -> bool:
+    """True when ``path`` is a regular file as ``write_atomic`` leaves it: ours in owner, group and mode, and to the byte."""
+    try:
+        found = os.lstat(path)
+        if not stat.S_ISREG(found.st_mode) or stat.S_IMODE(found.st_mode) != mode or found.st_uid != os.geteuid():
+            return False
+        if gid is not None and found.st_gid != gid:
+            return False
+        if data is None:
+            return True
+        with open(path, "rb") as stream:
+            return stream.read() == data.encode()
+    except OSError:
+        return False
+
+
+def link_target(path: str) -> str:
+    """Where a symbolic link leads, one step and whether that is there or not; empty when it is none."""
+    if not os.path.islink(path):
+        return ""
+    return os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
 
 
 def link_atomic(target: str, path: str) -> None:

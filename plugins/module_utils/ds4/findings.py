@@ -389,9 +389,12 @@ class _Judge:
 
     def _ours(self, process: Row) -> bool:
         unit = str(self.policy["unit"])
+        if process["unit"] != unit:
+            return False
         rows = [row for row in self.host["units"] if row["name"] == unit]
-        ours = any(row["ours"] or (process["deployment"] and not row["exists"]) for row in rows)  # its unit may be lost
-        return process["unit"] == unit and ours
+        return any(
+            row["ours"] or (process.get("deployment") and not row["exists"]) for row in rows
+        )  # its unit may be lost
 
     def _engines(self) -> None:
         host, policy = self.host, self.policy

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional
 
 from .command import Ran, run, which
-from .files import MARKER_LINE, existing_parent, is_ours, read_text
+from .files import MARKER_LINE, existing_parent, is_ours, link_target, read_text
 from .process import user_name
 from .space import mount_of
 
@@ -175,19 +175,17 @@ def directory(path: str) -> dict[str, Any]:
     return {**row, "ours": is_ours(path), "empty": not names, "found": f"owner {owner}, {len(names)} entries"}
 
 
-def text_file(path: str) -> dict[str, Any]:
-    """Is there a file at ``path``, and is it ours: it bears our marker line, or it is a link into a folder of ours?"""
+def text_file(path: str, *, links: bool = True) -> dict[str, Any]:
+    """Is there a file at ``path``, and is it ours: it bears our marker line or, with ``links``, is a link into a folder of ours?"""
     exists = os.path.lexists(path)
     found = os.path.realpath(path) if exists else ""
-    ours = MARKER_LINE in read_text(path)[:65536] or _leads_into_ours(path)
+    ours = MARKER_LINE in read_text(path)[:65536] or (links and _leads_into_ours(path))
     return {"path": path, "exists": exists, "ours": ours, "found": found}
 
 
 def _leads_into_ours(path: str) -> bool:
     """True for a link of which one step, whether it leads to something or not, stays below a marked folder."""
-    if not os.path.islink(path):
-        return False
-    folder = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+    folder = link_target(path)
     while folder != os.path.dirname(folder):
         folder = os.path.dirname(folder)
         if is_ours(folder):
@@ -199,7 +197,7 @@ def unit(name: str, paths: Sequence[str] = UNIT_PATHS) -> dict[str, Any]:
     """The unit file of that name that systemd would use, and whether it is ours."""
     for path in (os.path.join(folder, name) for folder in paths):
         if os.path.lexists(path):
-            return {**text_file(path), "name": name}
+            return {**text_file(path, links=False), "name": name}
     return {"name": name, "path": "", "exists": False, "ours": False, "found": ""}
 
 

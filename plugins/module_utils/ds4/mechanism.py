@@ -89,7 +89,7 @@ KEEP = 3  # versions: a transaction or a fetch that still runs may import from a
 
 
 class Installed(NamedTuple):
-    """``before`` and ``after``: version that the link names, ``""`` for none; ``path``: folder for PYTHONPATH."""
+    """``before`` and ``after``: what the link names, ``""`` for none; ``path``: folder for PYTHONPATH."""
 
     before: str
     after: str

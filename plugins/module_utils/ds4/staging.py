@@ -16,7 +16,7 @@ from . import systemd_text, transaction
 from .command import run
 from .deployment import Layout, Wanted
 from .errors import Ds4Error
-from .files import MARKER_LINE, digest, is_ours, read_json, read_text, write_atomic, write_json
+from .files import MARKER_LINE, digest, is_ours, is_written, read_json, read_text, write_atomic, write_json
 from .service import Service, State
 
 UNITS = "/etc/systemd/system"
@@ -66,7 +66,7 @@ def install_helpers(units: Mapping[str, str], *, check: bool = False) -> list[st
     for name, text in units.items():
         path = os.path.join(UNITS, name)
         old = read_text(path)
-        if old == text and ("[Install]" not in text or Service(name).state().enabled):
+        if is_written(path, text) and ("[Install]" not in text or Service(name).state().enabled):
             continue
         if os.path.lexists(path) and MARKER_LINE not in old:
             raise Ds4Error(f"{path} is not ours", found="no marker of ds4-fleet in it", cure="move it away")
@@ -146,7 +146,7 @@ def have_staged(params: Mapping[str, Any], warn: list[str], *, check: bool) -> d
     changed += install_helpers(params["helpers"], check=check)
     if keep_policy(layout, params["policy"], check=check):
         changed.append("policy")
-    changed += refresh(staged.manifest, layout, check=check)
+    changed += refresh(staged.manifest, staged.texts[layout.unit], layout, check=check)
     told = describe(layout, staged.manifest)
     diff = [
         {
@@ -170,9 +170,15 @@ def standing(params: Mapping[str, Any]) -> dict[str, Any]:
     state = Service(layout.unit).state()
     told = describe(layout, manifest, state)
     texts = {name: read_text(os.path.join(told["path"], name)) for name in manifest["files"]}
-    if told["needs_switch"] or store.worn(layout, manifest, texts) or refresh(manifest, layout, check=True):
+    if (
+        told["needs_switch"]
+        or store.worn(layout, manifest, texts)
+        or refresh(manifest, texts[layout.unit], layout, check=True)
+    ):
         return {}
     helpers = {name: read_text(os.path.join(UNITS, name)) for name in params["helpers"]}
+    if not all(is_written(os.path.join(UNITS, name), text) for name, text in helpers.items()):
+        return {}
     if any("[Install]" in text and not Service(name).state().enabled for name, text in helpers.items()):
         return {}
     policy = read_json(_policy_path(layout))
@@ -219,21 +225,25 @@ def _answer(
     }
 
 
-def refresh(manifest: Mapping[str, Any], layout: Layout, *, check: bool = False) -> list[str]:
+def refresh(manifest: Mapping[str, Any], unit: str, layout: Layout, *, check: bool = False) -> list[str]:
     """Put right what needs no restart on a host whose unit is the deployment's already: returns what.
 
-    A new comment is carried into the installed unit, systemd reads it, and links that are gone come back.
+    A new comment, owner or mode is given to the installed unit, systemd reads it, and links lead there again. Nothing while a
+    switch is open: what is installed is its matter then.
+
+    Args:
+        unit: text that the installed unit should have.
     """
     installed = read_text(layout.unit_path)
-    staged = read_text(os.path.join(layout.directory(manifest["id"]), layout.unit))
     service = Service(layout.unit)
-    if not installed or systemd_text.directives(installed) != systemd_text.directives(staged):
+    same = installed and systemd_text.directives(installed) == systemd_text.directives(unit)
+    if not same or transaction.open_record(layout) is not None:
         return []
     changed = store.link(manifest, layout, check=check)
-    if installed != staged:
+    if not is_written(layout.unit_path, unit):
         changed.append(layout.unit_path)
         if not check:
-            write_atomic(layout.unit_path, staged)
+            write_atomic(layout.unit_path, unit)
     elif service.state().needs_reload:
         changed.append("daemon-reload")
     if changed and not check:
