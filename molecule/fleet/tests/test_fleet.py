@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lab import harness
+from lab import harness, system
 from lab.api import Host, Lab
 from lab.served import (
     LIMITS,
@@ -281,9 +283,13 @@ def test_hooks_run_around_each_switch(fleet: Lab, hooks: Hooks) -> None:
 
 def test_two_playbooks_of_one_command_have_each_their_own_rollout(fleet: Lab, hooks: Hooks) -> None:
     names, told = hooks
-    result = play(fleet, arguments=["site.yml"], ds4_rollout_batches=["100%"], **names)
-    assert result.rc == 0, result.text
-    assert result.text.count("PLAY [Switch in batches, canary first]") == 2
+    variables = {**LIMITS, "ds4_release": NEW, "ds4_rollout_batches": ["100%"], **names}
+    argv = [*harness.command(fleet, extra_vars=variables), "site.yml"]
+    environment = {**os.environ, **harness.environment()}
+    ran = subprocess.run(argv, cwd=system.REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.count("PLAY [Switch in batches, canary first]") == 2
+    assert releases_served(fleet) == [NEW] * 4
     assert sorted(told()) == sorted(f"{when} {name}" for name in NAMES for when in ("before_stop", "after_proven"))
 
 
