@@ -576,7 +576,9 @@ def deploy(host: Host, proven: bool, entries: list[dict[str, Any]] = FILES) -> N
     files = {str(number): {"sha256": entry["sha256"]} for number, entry in enumerate(entries)}
     (folder / "manifest.json").write_text(json.dumps({"id": "aaa", "release": "v1", "weights": {"files": files}}))
     (host.root / "current").symlink_to("deployments/aaa")
-    (host.root / "deployments.json").write_text(json.dumps({"proven": [{"id": "aaa", "release": "v1"}] if proven else []}))
+    (host.root / "deployments.json").write_text(
+        json.dumps({"proven": [{"id": "aaa", "release": "v1"}] if proven else []})
+    )
 
 
 @pytest.mark.parametrize(
