@@ -112,16 +112,13 @@ class ActionModule(ActionBase):
         warn = arguments.get("warn", [])
         given = {name: value for name, value in arguments.items() if name in staging.OPTIONS}
         valid = ArgumentSpecValidator(staging.OPTIONS).validate(given)
+        if valid.error_messages:
+            return None
         try:
             there: dict[str, Any] | None = staging.stands(valid.validated_parameters, warn, standing)
-        except (
-            AttributeError,
-            KeyError,
-            TypeError,
-            ValueError,
-        ):  # what only the way to a host makes plain, such as a date
-            return None
-        return None if valid.error_messages else there
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return None  # what only the way to a host makes plain, such as a date
+        return there
 
     def _render(self, template: str, task_vars: dict[str, Any] | None) -> str:
         path = self._find_needle("templates", template)

@@ -47,6 +47,12 @@ ENVIRONMENT, LAUNCHER, CATALOGUE, MANIFEST = "ds4.env", "ds4-serve", "codex-mode
 ID_TOKEN, GROUPS_TOKEN = "@DEPLOYMENT@", "@HOST_GROUPS@"
 
 
+def linked(current: str, deployments: str) -> str:
+    """Deployment that a link names; empty when it is none, or leads elsewhere."""
+    target = link_target(current)
+    return os.path.basename(target) if os.path.dirname(target) == os.path.normpath(deployments) else ""
+
+
 class Layout(NamedTuple):
     """Where things are on this host."""
 
@@ -67,9 +73,8 @@ class Layout(NamedTuple):
         return os.path.join(self.deployments, deployment)
 
     def current_id(self) -> str:
-        """Deployment that the link names, or an empty string: also where it leads elsewhere."""
-        target = link_target(self.current)
-        return os.path.basename(target) if os.path.dirname(target) == os.path.normpath(self.deployments) else ""
+        """Deployment that the link names, or an empty string."""
+        return linked(self.current, self.deployments)
 
     def manifest(self, deployment: str) -> dict[str, Any] | None:
         """Manifest of a deployment, or None when there is none (or it is torn)."""

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from . import records
 from .adoption import Judged
-from .deployment import history_in
+from .deployment import history_in, linked
 from .errors import Ds4Error
-from .files import MARKER_NAME, fsync_directory, human_bytes, is_ours, link_target, read_json
+from .files import MARKER_NAME, fsync_directory, human_bytes, is_ours, read_json
 
 # Why a file is kept, for people.
 SERVED, RUNNING = "the served deployment", "an engine that is running"
@@ -84,8 +84,7 @@ def uses(deployments: str, current: str, state: str, open_paths: Iterable[str]) 
         files = (value.get("weights") or {}).get("files") or {}
         return frozenset(str(entry.get("sha256")) for entry in files.values() if entry)
 
-    target = link_target(current)
-    active = os.path.basename(target) if os.path.dirname(target) == os.path.normpath(deployments) else ""
+    active = linked(current, deployments)
     proven = [entry["id"] for entry in history_in(state)]
     before = next((name for name in proven if name != active and manifest(name)), "")
     return Uses(

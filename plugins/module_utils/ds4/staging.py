@@ -103,12 +103,13 @@ def describe(layout: Layout, manifest: Mapping[str, Any], state: State | None = 
     """A deployment and what it would take to have it ``proven``: ``needs_switch`` with the reasons, what runs, what is proven."""
     state = state or Service(layout.unit).state()
     reasons = store.drift(manifest, layout, state)
-    serves = not reasons and transaction.open_record(layout) is None
+    unfinished = transaction.open_record(layout) is not None
+    serves = not reasons and not unfinished
     if not reasons and manifest["id"] not in store.proven(layout):
         reasons = [f"deployment {manifest['id']} runs, but is not proven"]
     if not reasons and not state.enabled:
         reasons = ["it does not start at boot"]  # being proven anew enables it; nothing is restarted
-    if transaction.open_record(layout) is not None:
+    if unfinished:
         reasons.append("a switch of this host is unfinished")
     return {
         "id": manifest["id"],
